@@ -1,0 +1,39 @@
+"""Federated learning on data that differ from client to client."""
+
+from fedrane._version import __version__
+from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.data.dataset import Dataset
+from fedrane.data.partition import Partitioning
+from fedrane.errors import FedraneError
+from fedrane.experiment import Experiment
+from fedrane.predictor import Models, Predictor
+from fedrane.run import Callback, Result, load, resume, run
+from fedrane.sgd import Schedule
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Callback",
+    "Client",
+    "Context",
+    "Dataset",
+    "Done",
+    "Experiment",
+    "FedraneError",
+    "Model",
+    "Models",
+    "Outcome",
+    "Partitioning",
+    "Predictor",
+    "Result",
+    "Roster",
+    "Schedule",
+    "State",
+    "Task",
+    "Work",
+    "__version__",
+    "load",
+    "resume",
+    "run",
+]

@@ -1,0 +1,380 @@
+"""The command ``fedrane``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from fedrane import comparison, conformance, display, methods
+from fedrane._version import __version__
+from fedrane.data import catalogue, download
+from fedrane.data import partition as partitions
+from fedrane.display import uses_alpha
+from fedrane.errors import ConfigError, FedraneError
+from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.folder import Folder
+from fedrane.predictor import answer, read_rows
+from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
+
+app = typer.Typer(
+    help="Federated learning on data that differ from client to client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+INTERRUPTED = 130
+Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
+DataRoot = Annotated[
+    str, typer.Option("--data-root", help="Where datasets lie (else FEDRANE_DATA, else the cache folder).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable lines on standard output.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+
+
+def main() -> None:
+    """Errors meant for the user are one line and a non-zero exit."""
+    try:
+        app()
+    except FedraneError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped at once; the last checkpoint stands")
+        sys.exit(INTERRUPTED)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        print(__version__)  # noqa: T201
+        raise typer.Exit
+
+
+# ---- runs
+
+
+def _experiment(words: Sequence[str] | None, data_root: str) -> Experiment:
+    words = list(words or [])
+    values = read_toml(Path(words.pop(0))) if words and words[0].endswith(".toml") and "=" not in words[0] else {}
+    if data_root:
+        words.append(f"data_root={Path(data_root).resolve()}")
+    return Experiment.from_dict(merge(values, words))
+
+
+class _Stop:
+    """Ctrl-C once: finish the round, save, say how to go on. Twice: stop at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.asked, self.console = False, console
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    @contextmanager
+    def listening(self) -> Iterator[_Stop]:
+        before = signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("\nfinishing this round, then saving (Ctrl-C again to stop at once)")
+
+
+def _console(as_json: bool) -> Console:
+    """Standard output, or where that carries JSON, standard error."""
+    return Console(stderr=as_json)
+
+
+@contextmanager
+def _watching(
+    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = ""
+) -> Iterator[list[Callback]]:
+    watch: list[Callback] = [display.TensorBoard(board)] if board else []
+    live: display.Live | None = None
+    if as_json:
+        watch.append(display.JsonLines(_write_line))
+    elif quiet:
+        watch.append(display.Messages(console))
+    elif console.is_terminal:
+        live = display.Live(console, label)
+        watch.append(live)
+    else:
+        watch.append(display.Lines(console, label))
+    try:
+        yield watch
+    finally:
+        if live:
+            live.close()
+
+
+def _write_line(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _conclude(console: Console, result: Result, as_json: bool) -> None:
+    if not result.finished:
+        console.print(f"stopped after round {result.round}; go on with: fedrane resume {result.folder}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    if not as_json:
+        only = comparison.Comparison({result.experiment.method_name: [result.summary]}, result.folder or Path())
+        console.print(only.table())
+        console.print(f"results: {result.folder}", soft_wrap=True, highlight=False)
+
+
+@app.command("run")
+def run_command(
+    words: Words = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run folder (a new one under runs/ if not given).")
+    ] = None,
+    data_root: DataRoot = "",
+    as_json: Json = False,
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment: a TOML file, key=value words, or both (words win)."""
+    experiment = _experiment(words, data_root)
+    folder = out or _new_folder(experiment)
+    console = _console(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    with _Stop(console).listening() as stop, _watching(console, as_json, quiet, board) as watch:
+        result = run(experiment, folder, callbacks=watch, stop=stop)
+    _conclude(console, result, as_json)
+
+
+def _new_folder(experiment: Experiment) -> Path:
+    dataset = Path(experiment.dataset).stem or "data"
+    name = f"{dataset}-{experiment.method_name.rpartition(':')[2]}-seed{experiment.seed}"
+    taken = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    return next(path for path in taken if not Folder(path).holds_run())
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: Json = False,
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped or killed; the end is the same, bit for bit."""
+    console = _console(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    with _Stop(console).listening() as stop, _watching(console, as_json, quiet, board) as watch:
+        result = resume(folder, callbacks=watch, stop=stop)
+    _conclude(console, result, as_json)
+
+
+@app.command("compare")
+def compare_command(
+    words: Words = None,
+    names: Annotated[str, typer.Option("--methods", help="Names with commas between them.")] = "fedavg,local",
+    out: Annotated[Path, typer.Option("--out", help="A folder for all runs.")] = Path("runs/compare"),
+    seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, from the experiment's seed on.")] = 1,
+    data_root: DataRoot = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same partition and seeds, and print one table.
+
+    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}", "it counts repetitions", "Use 1 or more")
+    experiments = _experiments(list(words or []), [n.strip() for n in names.split(",") if n.strip()], data_root)
+    first = next(iter(experiments.values())).seed
+    console = _console(as_json)
+
+    with _Stop(console).listening() as stop, ExitStack() as watchers:
+
+        def watch(name: str, seed: int) -> Sequence[Callback]:
+            return watchers.enter_context(_watching(console, as_json, quiet, None, f"{name}, seed {seed} "))
+
+        done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
+    if done is None:
+        console.print(f"stopped; the same command goes on from here ({out})", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    if as_json:
+        _write_line(json.dumps({"event": "comparison", "runs": done.runs}) + "\n")
+    else:
+        console.print(done.table())
+        console.print(f"results: {out}", soft_wrap=True, highlight=False)
+
+
+def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
+    """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
+    if not names:
+        raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
+    own = {name: [w for w in words if w.startswith(f"{name}.")] for name in names}
+    shared = [w for w in words if not any(w in mine for mine in own.values())]
+    return {
+        name: _experiment(
+            [*shared, f"method={name}", *(f"method.{w.removeprefix(name + '.')}" for w in mine)], data_root
+        )
+        for name, mine in own.items()
+    }
+
+
+# ---- models
+
+
+@app.command("predict")
+def predict_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
+    client: Annotated[int | None, typer.Option("--client", help="Answer with this client's own model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer with a trained model: the global one, or a client's own."""
+    saved = load(folder)
+    model = saved.model if client is None else saved.personal(client)
+    rows = [row for file in files for row in read_rows(file, saved.inputs.shape)]
+    answers = list(answer(model, rows))
+    if as_json:
+        for a in answers:
+            _write_line(json.dumps(a) + "\n")
+        return
+    table = Table("input", "class")
+    table.add_column("probability", justify="right")
+    for a in answers:
+        table.add_row(a["input"], a["class"], f"{a['probability']:.3f}")
+    Console().print(table)
+
+
+# ---- data
+
+
+@app.command("datasets")
+def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
+    """The known datasets: which are here, and how to get the others."""
+    root = catalogue.data_root(data_root or None)
+    states = catalogue.status(root)
+    if as_json:
+        for state in states:
+            _write_line(json.dumps(asdict(state), default=str) + "\n")
+        return
+    table = Table("dataset", "classes", "shape", "rows (train, test)", "state", "where, or how to get it")
+    for known in states:
+        found = "[green]ready[/]" if known.ready else "[yellow]missing[/]"
+        shape, rows = "×".join(map(str, known.shape)), f"{known.train:,}, {known.test:,}"
+        where = str(known.where) if known.ready else known.how
+        table.add_row(known.name, str(known.classes), shape, rows, found, where)
+    console = Console()
+    console.print(table)
+    console.print(f"data root: {root}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("get")
+def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
+    """Download a dataset, or the rest of one; checked, and in place only when whole."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(done: int, total: int | None, label: str) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=total)
+            bar.update(tasks[label], completed=done, total=total)
+
+        said = download.get(name, catalogue.data_root(data_root or None), show)
+    console.print(said, soft_wrap=True, highlight=False)
+
+
+@app.command("partition")
+def partition_command(
+    words: Words = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw clients × classes into this file.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Save it, to be used again with partition.file=…")] = None,
+    data_root: DataRoot = "",
+) -> None:
+    """Show how an experiment's rows lie with the clients, without running it."""
+    experiment = _experiment(words, data_root)
+    rows = as_dataset(experiment, None)
+    experiment = resolve(experiment, rows, False, False)
+    partition = make_partition(experiment, rows)
+    console = Console()
+    counts = partition.counts(rows.y, len(rows.classes))
+    held = (counts > 0).sum(1)
+    how = experiment.partition
+    title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
+        f", α {how.alpha:g}" if uses_alpha(how) else ""
+    )
+    console.print(title, highlight=False)
+    table = Table("", "fewest", "median", "most")
+    for name, values in (("rows a client", counts.sum(1)), ("classes a client", held)):
+        table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
+    console.print(table)
+    if plot:
+        from fedrane.report.partition_plot import draw  # matplotlib is slow to import
+
+        draw(partition, rows.y, rows.classes, plot, title)
+        console.print(f"picture: {plot}", soft_wrap=True, highlight=False)
+    if save:
+        partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
+        console.print(f"saved: {save}; use it again with partition.file={save}", soft_wrap=True, highlight=False)
+
+
+# ---- methods
+
+
+@app.command("methods")
+def methods_command(as_json: Json = False) -> None:
+    """The methods: what each answers with, and its fields."""
+    if as_json:
+        for name, entry in methods.METHODS.items():
+            facts = {"name": name, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
+            _write_line(json.dumps({**facts, "answers": entry.kind.answers, "fields": entry.fields}) + "\n")
+        return
+    table = Table("method", "published", "answers", "fields", "what it is")
+    for name, entry in methods.METHODS.items():
+        published = f"{entry.venue} {entry.year or ''}".strip()
+        words = ", ".join(f"{key}={value}" for key, value in entry.fields.items()) or "–"
+        table.add_row(name, published, ", ".join(entry.kind.answers), words, entry.summary)
+    Console().print(table)
+
+
+@app.command("check")
+def check_command(method: Annotated[str, typer.Argument(help="A method's name, or path.py:Class.")]) -> None:
+    """Hold a method, yours or one of ours, to the laws that every method must keep."""
+    console = Console()
+    entry = methods.find(method)
+    failed = 0
+    for law in conformance.LAWS:
+        problem = conformance.check(entry.kind(**entry.preset), law)
+        failed += problem is not None
+        console.print(
+            f"[green]holds[/]  {law.__name__.replace('_', ' ')}"
+            if problem is None
+            else f"[red]fails[/]  {_escape(problem)}"
+        )
+    console.print(f"{len(conformance.LAWS) - failed} of {len(conformance.LAWS)} laws hold")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,125 @@
+"""Several methods on the same partition, cohorts and seeds, and one table of what came out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.folder import SUMMARY, Folder, write_atomically
+from fedrane.run import Callback, resume, run
+
+COLUMNS = (
+    ("global last", GLOBAL, "last"),
+    ("global best", GLOBAL, "best"),
+    ("personal last", PERSONAL, "last"),
+    ("personal best", PERSONAL, "best"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A measure over seeds; both empty where the method has no such answer."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, summaries: Sequence[Metrics], whose: str, which: str) -> Cell:
+        values = [s[f"{whose}/{which}"][f"{whose}/accuracy"] for s in summaries if f"{whose}/{which}" in s]
+        if not values:
+            return cls(None, None)
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "–"
+        text = f"{100 * self.mean:.2f}"
+        return text if self.deviation is None else f"{text} ± {100 * self.deviation:.2f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The summaries of each method's runs, one a seed."""
+
+    runs: dict[str, list[Metrics]]
+    folder: Path
+
+    def cell(self, method: str, whose: str, which: str) -> Cell:
+        return Cell.of(self.runs[method], whose, which)
+
+    @property
+    def caption(self) -> str:
+        seeds = max(len(summaries) for summaries in self.runs.values())
+        over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+        return f"accuracy in %{over}; – where the method has no such model"
+
+    def rows(self) -> list[list[str]]:
+        def speed(summaries: list[Metrics]) -> str:
+            return f"{statistics.fmean(s['samples_per_second'] for s in summaries):,.0f}"
+
+        return [
+            [name, *(str(self.cell(name, whose, which)) for _, whose, which in COLUMNS), speed(summaries)]
+            for name, summaries in self.runs.items()
+        ]
+
+    def table(self) -> Table:
+        """For the terminal, the best of each column bold."""
+        table = Table(caption=self.caption, caption_justify="left")
+        table.add_column("method")
+        for title in (*(title for title, _, _ in COLUMNS), "samples/s"):
+            table.add_column(title, justify="right")
+        best = [max(self.cell(name, *column).mean or -math.inf for name in self.runs) for _, *column in COLUMNS]
+        for row in self.rows():
+            means = [self.cell(row[0], *column).mean for _, *column in COLUMNS]
+            marked = [f"[bold]{t}[/]" if m == b else t for t, m, b in zip(row[1:-1], means, best, strict=True)]
+            table.add_row(row[0], *marked, row[-1])
+        return table
+
+    def markdown(self) -> str:
+        head = ["method", *(title for title, _, _ in COLUMNS), "samples/s"]
+        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *self.rows()]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"runs": self.runs}
+
+
+def compare(
+    experiments: dict[str, Experiment],
+    seeds: Sequence[int],
+    out: str | Path,
+    callbacks: Callable[[str, int], Sequence[Callback]] = lambda name, seed: (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Comparison | None:
+    """Run each experiment with each seed in its own folder; what is done is kept, what was cut short goes on.
+
+    Gives nothing where it was asked to stop on the way.
+    """
+    runs: dict[str, list[Metrics]] = {name: [] for name in experiments}
+    for seed in seeds:
+        for name, experiment in experiments.items():
+            folder = Folder(Path(out) / name / f"seed-{seed}")
+            if not folder.finished:
+                go_on = folder.holds_run()
+                watch = callbacks(name, seed)
+                path = folder.path
+                result = (
+                    resume(path, callbacks=watch, stop=stop)
+                    if go_on
+                    else run(experiment.replace(seed=seed), path, callbacks=watch, stop=stop)
+                )
+                if not result.finished:
+                    return None
+            runs[name].append(folder.read_json(SUMMARY))
+    comparison = Comparison(runs, Path(out))
+    write_atomically(Path(out) / "table.md", comparison.markdown())
+    return comparison

@@ -1,0 +1,304 @@
+"""The laws every method must keep, whatever its paper says; ``fedrane check`` holds a method of one's own to them.
+
+Each law takes a method, runs its hooks on a small federation and raises :class:`Broken` with what it found.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrane import tree
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.data.dataset import Dataset
+from fedrane.engines.sequential import Sequential
+from fedrane.experiment import Experiment
+from fedrane.folder import TIMINGS, Checkpoint, Folder
+from fedrane.run import Result, run
+from fedrane.task import Batch, Context, State
+
+CLASSES, FEATURES = 3, 6
+TOLERANCE = 1e-9
+
+
+class Broken(Exception):  # noqa: N818 - a law is broken
+    """A law does not hold."""
+
+
+def need(holds: bool, found: str) -> None:
+    if not holds:
+        raise Broken(found)
+
+
+def check(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> str | None:
+    """What is wrong, or nothing."""
+    try:
+        law(algorithm)
+    except Broken as broken:
+        return f"{law.__name__.replace('_', ' ')}: {broken}"
+    return None
+
+
+# ---- a small federation
+
+
+def blobs(rows: int = 150, seed: int = 0) -> Dataset:
+    """Three clouds in six dimensions, as a table."""
+    numbers = np.random.Generator(np.random.Philox(seed))
+    y = np.arange(rows + 60) % CLASSES
+    centres = 2 * np.eye(CLASSES, FEATURES)
+    x = (centres[y] + 0.5 * numbers.standard_normal((len(y), FEATURES))).astype(np.float32)
+    names = tuple("abc")
+    ones, zeros = (1.0,) * FEATURES, (0.0,) * FEATURES
+    return Dataset("blobs", x[:rows], y[:rows], x[rows:], y[rows:], names, zeros, ones)
+
+
+class Small(nn.Module):
+    """A network with everything that can go wrong: normalisation, dropout, a head of its own."""
+
+    def __init__(self, normalised: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 8)
+        self.norm = nn.BatchNorm1d(8) if normalised else nn.Identity()
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.drop(torch.relu(self.norm(self.inner(x)))))
+        return out
+
+
+def network(normalised: bool = True) -> Callable[[tuple[int, ...], int], nn.Module]:
+    return lambda shape, classes: Small(normalised)
+
+
+def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "clients": 5,
+        "rounds": 3,
+        "epochs": 2,
+        "batch": 16,
+        "model_head": "head",
+        "precision": "float64",
+        "device": "cpu",
+    }
+    return Experiment(method=algorithm, **(settings | changes))
+
+
+def trained(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> Result:
+    return run(experiment(algorithm, **changes), dataset=blobs(), model=network(normalised))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A federation after one round, whose hooks can be called by hand."""
+
+    result: Result
+
+    @property
+    def engine(self) -> Sequential:
+        return Sequential(self.result.experiment.algorithm, self.result.federation)
+
+    def context(self, client: int) -> Context:
+        who = self.result.federation.client(client, 2, 0.1, 1)
+        return self.engine.context(self.result.server, self.result.owns.get(client), who)
+
+
+def states(result: Result) -> dict[str, Any]:
+    return {"server": result.server, "owns": {str(k): own for k, own in result.owns.items()}}
+
+
+# ---- the laws
+
+
+def one_seed_gives_the_same_bytes(algorithm: Algorithm) -> None:
+    first, second = (trained(algorithm, participation=0.6, dropout=0.2, momentum=0.5) for _ in range(2))
+    need(tree.equal(states(first), states(second)), "two runs with one seed end in different states")
+    for a, b in zip(first.history, second.history, strict=True):
+        different = [key for key in a if key not in TIMINGS and a[key] != b.get(key)]
+        need(not different, f"two runs with one seed record different {', '.join(different)}")
+
+
+def another_seed_gives_another_result(algorithm: Algorithm) -> None:
+    first, second = (trained(algorithm, seed=seed) for seed in (0, 1))
+    need(not tree.equal(states(first), states(second)), "the seed changes nothing")
+
+
+def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
+    bench = Bench(trained(algorithm, rounds=1))
+    task, server = bench.result.task, bench.result.server
+    sent = bench.engine.train(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
+    turned = torch.tensor([3, 0, 4, 2, 1])
+    moved: dict[str, Any] = {k: v[turned] for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
+    cohort = sent.cohort._replace(**moved)
+    forward, _ = algorithm.aggregate(task, server, sent.ups, sent.cohort)
+    backward, _ = algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[turned], sent.ups), cohort)
+    gap = max((float((a - b).abs().max()) for a, b in _pairs(forward, backward) if a.numel()), default=0.0)
+    need(gap <= TOLERANCE, f"the server's state depends on the order of its clients (by {gap:.1e})")
+
+
+def hooks_leave_their_inputs_unchanged(algorithm: Algorithm) -> None:
+    bench = Bench(trained(algorithm, rounds=1, participation=0.6))
+    task, server = bench.result.task, bench.result.server
+    before = tree.map(torch.clone, server)
+    ctx = bench.context(0)
+    kept = tree.map(torch.clone, _in_context(ctx))
+    work = algorithm.begin(task, ctx)
+    for batch in bench.engine.batches(0, 2, 1):
+        seen = tree.map(torch.clone, work._asdict())
+        after = algorithm.step(task, ctx, work, batch)
+        need(tree.equal(seen, work._asdict()), "step changes the work it is given")
+        work = after
+    seen = tree.map(torch.clone, work._asdict())
+    algorithm.finish(task, ctx, work)
+    algorithm.personal_model(task, ctx)
+    need(tree.equal(seen, work._asdict()), "finish changes the work it is given")
+    need(tree.equal(kept, _in_context(ctx)), "a client hook changes what came down or what the client keeps")
+    sent = bench.engine.train(server, bench.result.owns, [0, 1, 2], 2, 0.1, 1)
+    ups = tree.map(torch.clone, sent.ups)
+    algorithm.aggregate(task, server, sent.ups, sent.cohort)
+    need(tree.equal(ups, sent.ups), "aggregate changes the uploads")
+    need(tree.equal(before, server), "a hook changes the server's state in place")
+
+
+def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
+    result = trained(algorithm, rounds=2, participation=0.6)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Folder(Path(path))
+        folder.create()
+        folder.save(Checkpoint(2, result.server, dict(result.owns)))
+        read, _ = folder.newest()
+        folder.close()
+    need(read is not None and read.round == 2, "the checkpoint is gone")
+    if read is not None:
+        same = tree.equal(read.server, result.server) and read.owns.keys() == result.owns.keys()
+        same = same and all(tree.equal(read.owns[k], own) for k, own in result.owns.items())
+        need(same, "what comes back from a checkpoint is not what went in")
+
+
+def absent_clients_keep_their_state(algorithm: Algorithm) -> None:
+    watched = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
+    bench = Bench(watched)
+    before = {k: tree.map(torch.clone, own) for k, own in watched.owns.items()}
+    sent = bench.engine.train(watched.server, watched.owns, [0, 2], 5, 0.1, 1)
+    need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 gave states to {sorted(sent.owns)}")
+    need(all(tree.equal(before[k], watched.owns[k]) for k in before), "training changes a state before it is committed")
+    answered = {k for record in watched.history for k in record["cohort"]}
+    need(set(watched.owns) == answered, "a client that never answered has a state")
+
+
+def dtype_is_kept(algorithm: Algorithm) -> None:
+    for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
+        result = trained(algorithm, rounds=1, precision=name)
+        for path, leaf in tree.flatten(states(result)).items():
+            if leaf.is_floating_point() and "/model/" in path:
+                need(leaf.dtype == dtype, f"{path} has become {leaf.dtype} in a {name} run")
+
+
+def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
+    result = trained(algorithm, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
+    first = algorithm.init(result.task, result.federation.roster).model.params
+    frozen = tree.pick(first, lambda name: not algorithm.trains(name))
+    for who, model in (("server", result.server.model), *((f"client {k}", o.model) for k, o in result.owns.items())):
+        for name, value in frozen.items():
+            need(name not in model.params or tree.equal(value, model.params[name]), f"{who}: frozen {name} has moved")
+
+
+def works_with_and_without_normalisation(algorithm: Algorithm) -> None:
+    for normalised in (True, False):
+        for norm in ("shared", "batch", "local", "group"):
+            result = trained(algorithm, normalised, norm=norm, rounds=2)
+            need(tree.finite(states(result)), f"norm={norm}: the state is not finite")
+            need(_measured(result) != [], f"norm={norm}: nothing was measured")
+
+
+def padding_changes_nothing(algorithm: Algorithm) -> None:
+    for normalised in (True, False):
+        bench = Bench(trained(algorithm, normalised, rounds=1))
+        task, ctx = bench.result.task, bench.context(1)
+        exact = padded = algorithm.begin(task, ctx)
+        for batch in bench.engine.batches(1, 2, 1):
+            exact = algorithm.step(task, ctx, exact, batch)
+            padded = algorithm.step(task, ctx, padded, _pad(batch, 7))
+        done = [algorithm.finish(task, ctx, work)._asdict() for work in (exact, padded)]
+        gap = max((float((a - b).abs().max()) for a, b in _pairs(*done) if a.numel()), default=0.0)
+        need(gap <= TOLERANCE, f"rows that are not live change the result (by {gap:.1e})")
+
+
+def only_what_is_shared_travels(algorithm: Algorithm) -> None:
+    bench = Bench(trained(algorithm, rounds=1, participation=0.6))
+    sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
+    for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
+        kept = [name for name in names if not algorithm.shares(name)]
+        need(not kept, f"{', '.join(kept)} is not shared but goes {where}")
+    need(sent.cohort.labels is None, "the server sees its clients' labels")
+
+
+def answers_are_those_declared(algorithm: Algorithm) -> None:
+    result = trained(algorithm, rounds=2)
+    rows = torch.from_numpy(blobs().x_test[:9])
+    declared = result.algorithm.answers_on(result.task)
+    models = ([result.model] if GLOBAL in declared else []) + ([result.personal(0)] if PERSONAL in declared else [])
+    need(bool(models), "it declares no answer")
+    for model in models:
+        together = model(rows)
+        need(together.shape == (9, CLASSES), f"scores of shape {tuple(together.shape)} for 9 rows")
+        need(bool(torch.isfinite(together).all()), "scores are not finite")
+        alone = torch.cat([model(row[None]) for row in rows])
+        need(torch.allclose(together, alone), "the answer for a row depends on the other rows of its batch")
+    for whose in (GLOBAL, PERSONAL):
+        present = f"{whose}/accuracy" in result.history[-1]
+        need(present == (whose in declared), f"{whose} accuracy is {'' if present else 'not '}measured")
+
+
+def it_learns(algorithm: Algorithm) -> None:
+    result = trained(algorithm, rounds=20, epochs=2)
+    for whose, accuracy in _measured(result):
+        need(accuracy > 0.7, f"{whose} accuracy {accuracy:.2f} after 20 rounds on three well-parted clouds")
+
+
+LAWS: tuple[Callable[[Algorithm], None], ...] = (
+    one_seed_gives_the_same_bytes,
+    another_seed_gives_another_result,
+    order_of_clients_is_irrelevant,
+    hooks_leave_their_inputs_unchanged,
+    state_survives_a_checkpoint,
+    absent_clients_keep_their_state,
+    dtype_is_kept,
+    frozen_parameters_do_not_move,
+    works_with_and_without_normalisation,
+    padding_changes_nothing,
+    only_what_is_shared_travels,
+    answers_are_those_declared,
+    it_learns,
+)
+
+
+def _pairs(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = tree.flatten(a), tree.flatten(b)
+    need(x.keys() == y.keys(), f"different trees: {sorted(x.keys() ^ y.keys())}")
+    return ((x[path], y[path]) for path in x)
+
+
+def _in_context(ctx: Context) -> dict[str, State]:
+    return {"down": ctx.down, "own": ctx.own}
+
+
+def _measured(result: Result) -> list[tuple[str, float]]:
+    last = result.history[-1]
+    return [(whose, last[f"{whose}/accuracy"]) for whose in (GLOBAL, PERSONAL) if f"{whose}/accuracy" in last]
+
+
+def _pad(batch: Batch, extra: int) -> Batch:
+    """The batch with rows that do not count, holding what would be noticed."""
+    x = torch.cat([batch.x, torch.full((extra, *batch.x.shape[1:]), 1e3, dtype=batch.x.dtype)])
+    y = torch.cat([batch.y, batch.y.new_zeros(extra)])
+    live = torch.cat([batch.live, batch.live.new_zeros(extra)])
+    return Batch(x, y, live, batch.key, full=False)

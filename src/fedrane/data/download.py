@@ -1,0 +1,244 @@
+"""Bringing the known datasets onto this machine: resumed where a connection broke, checked, and put in place whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import ssl
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from fedrane._version import __version__
+from fedrane.data import catalogue
+from fedrane.errors import DataError
+
+Progress = Callable[[int, int | None, str], None]
+"""Told (bytes done, bytes in all if known, name of the file) after each piece."""
+
+TRIES = 4
+"""How often in a row a connection may bring nothing new."""
+PAUSE = 1.0
+"""Seconds before the second try; doubled for each further one."""
+
+_TIMEOUT = 30.0
+_CHUNK = 1 << 18
+_PASSING = {408, 425, 429}
+_RANGE_NOT_SATISFIABLE = 416
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to fetch: one of a dataset's own, or an archive with some of them."""
+
+    url: str
+    md5: str
+    """The checksum that torchvision publishes."""
+    members: tuple[str, ...] = ()
+    """Of an archive: those to unpack; each lands in the dataset's folder under its last name."""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+    @property
+    def gives(self) -> set[str]:
+        """The names of the files it brings, as the catalogue knows them."""
+        return {PurePosixPath(member).name.removesuffix(".gz") for member in self.members or (self.name,)}
+
+
+def _all_files(name: str) -> tuple[str, ...]:
+    return (*catalogue.KNOWN[name].train_files, *catalogue.KNOWN[name].test_files)
+
+
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+
+SOURCES: Mapping[str, tuple[Remote, ...]] = {
+    "fmnist": (
+        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "emnist-letters": (
+        Remote(
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            "58c8d27c78d21e728a6bc7b3cc06412e",
+            tuple(f"gzip/{name}.gz" for name in _all_files("emnist-letters")),
+        ),
+    ),
+    "cifar10": (
+        Remote(
+            f"{_CIFAR}/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            tuple(f"cifar-10-batches-py/{name}" for name in (*_all_files("cifar10"), "batches.meta")),
+        ),
+    ),
+    "cifar100": (
+        Remote(
+            f"{_CIFAR}/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            tuple(f"cifar-100-python/{name}" for name in (*_all_files("cifar100"), "meta")),
+        ),
+    ),
+}
+
+
+def get(
+    name: str,
+    root: Path | None = None,
+    progress: Progress | None = None,
+    sources: Mapping[str, tuple[Remote, ...]] = SOURCES,
+) -> str:
+    """Make a known dataset ready below the data root, and say in a sentence what was done.
+
+    What has been fetched of a file is kept beside its place as ``….part`` until the file is whole, and the next call
+    goes on from there; only a file that is whole but wrong is thrown away.
+    """
+    if name == catalogue.DIGITS:
+        return "digits comes with scikit-learn: there is nothing to download"
+    known, root = catalogue.known(name), catalogue.data_root(root)
+    if there := catalogue.find(name, root):
+        return f"{name} is already in {there}"
+    folder = root / known.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for remote in sources[name]:
+            if not remote.gives.isdisjoint(known.missing(folder)):
+                _bring(remote, folder, progress or _silent)
+    except OSError as error:
+        raise DataError(
+            f"cannot write in {folder}: {error.strerror or error}",
+            "",
+            "Make room or choose another folder with FEDRANE_DATA; what was fetched is kept and is resumed",
+        ) from error
+    return f"{name} is now in {folder}"
+
+
+def _silent(done: int, total: int | None, label: str) -> None:
+    pass
+
+
+def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
+    part = folder / f"{remote.name}.part"
+    if not _is_whole(part, remote.md5):  # it is, where only unpacking failed before
+        _download(remote, part, progress)
+        if not _is_whole(part, remote.md5):
+            part.unlink()
+            raise DataError(
+                f"{remote.url} did not arrive as it should: its MD5 is not {remote.md5}",
+                "what arrived has been deleted",
+                "Try again; should it happen twice, the server has another file",
+            )
+    if remote.members:
+        _unpack(remote, part, folder)
+        part.unlink()
+    else:
+        part.replace(folder / remote.name)
+
+
+def _is_whole(part: Path, md5: str) -> bool:
+    if not part.exists():
+        return False
+    with part.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _download(remote: Remote, part: Path, progress: Progress) -> None:
+    """Fetch what ``part`` still lacks, trying again as long as a try brings something, and a few times more."""
+    failures, furthest = 0, _size(part)
+    while True:
+        try:
+            return _stream(remote, part, progress)
+        except HTTPError as error:
+            error.close()
+            if error.code == _RANGE_NOT_SATISFIABLE:
+                part.unlink(missing_ok=True)  # it is as long as the file or longer, and was found not to be the file
+                furthest = 0
+            elif error.code < 500 and error.code not in _PASSING:
+                raise DataError(
+                    f"{remote.url} answers {error.code} {error.reason}",
+                    "the server does not give the file out",
+                    f"Get {', '.join(sorted(remote.gives))} elsewhere and lay them in {part.parent}",
+                ) from error
+            reason = f"{error.code} {error.reason}"
+        except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+            reason = str(error.reason if isinstance(error, URLError) else error) or type(error).__name__
+        size = _size(part)
+        failures = 0 if size > furthest else failures + 1
+        furthest = max(furthest, size)
+        if failures == TRIES:
+            raise DataError(
+                f"{remote.url} could not be fetched: {reason}",
+                f"{size} bytes of it are kept in {part}",
+                "Check the network and run it again: it goes on from there",
+            )
+        time.sleep(PAUSE * 2**failures)
+
+
+def _stream(remote: Remote, part: Path, progress: Progress) -> None:
+    """One connection: append to ``part``, or begin it anew where the server sends the whole file."""
+    done = _size(part)
+    headers = {"User-Agent": f"fedrane/{__version__}"} | ({"Range": f"bytes={done}-"} if done else {})
+    with urlopen(Request(remote.url, headers=headers), timeout=_TIMEOUT) as response:  # noqa: S310 — our own addresses
+        if response.status != 206:
+            done = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+            part.unlink()
+            raise ConnectionError("the server sent another piece than the one asked for")
+        total = None if response.length is None else done + response.length
+        with part.open("ab" if done else "wb") as sink:
+            while piece := response.read(_CHUNK):
+                sink.write(piece)
+                done += len(piece)
+                progress(done, total, remote.name)
+            sink.flush()
+            os.fsync(sink.fileno())
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection broke after {done} of {total} bytes")
+
+
+def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
+    """Put the wanted members, and only them, into ``folder``, each whole or not at all."""
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
+        absent = set(remote.members)
+        for member, source in _members(remote, archive):
+            # Only the last name is used, so that no member can land anywhere else.
+            with (Path(scratch) / PurePosixPath(member).name).open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            absent.discard(member)
+        if absent:
+            raise DataError(f"{remote.url} does not hold {', '.join(sorted(absent))}", "it is another archive")
+        for file in Path(scratch).iterdir():
+            file.replace(folder / file.name)
+
+
+def _members(remote: Remote, archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """The wanted members that are plain files, in the archive's own order: a compressed one is read only forward."""
+    if remote.name.endswith(".zip"):
+        with zipfile.ZipFile(archive) as unzipped:
+            for name in unzipped.namelist():
+                if name in remote.members:
+                    with unzipped.open(name) as stored:
+                        yield name, stored
+    else:
+        with tarfile.open(archive, "r:gz") as tar:
+            for entry in tar:
+                if entry.isreg() and entry.name in remote.members and (source := tar.extractfile(entry)):
+                    yield entry.name, source

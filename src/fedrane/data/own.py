@@ -1,0 +1,302 @@
+"""Users' own data: a file of arrays, a folder of images, or any torch dataset."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedrane.data.dataset import Dataset, hold_out, moments
+from fedrane.errors import DataError, nearest
+
+Array = NDArray[Any]
+
+_ARRAYS = ("x", "y", "client", "x_test", "y_test", "classes")
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_GREY = {"1", "L", "LA", "La"}
+_CHANNELS = {1, 3, 4}
+
+
+class MapStyle(Protocol):
+    """A torch dataset that knows its length; each item is (input, label)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def from_npz(path: str | Path) -> Dataset:
+    """A file of arrays: ``x`` and ``y``, and optionally ``x_test`` and ``y_test``, ``client``, ``classes``.
+
+    ``x`` is images, as bytes or as fractions in [0, 1], with their channels first, last or left out; or a table of
+    numbers. ``y`` is whole numbers or names, and so is ``client``; ``classes`` names the classes in their order.
+    """
+    path = Path(path).expanduser()
+    arrays = _arrays(path)
+    for name in arrays:
+        if name not in _ARRAYS:
+            raise DataError(f"{path} has an array {name!r}", "nothing is known by that name", nearest(name, _ARRAYS))
+    for name, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
+        if name not in arrays and (other in arrays or name == "x"):
+            raise DataError(f"{path} has no array {name!r}", "inputs and labels come together", f"Add {name!r}")
+    test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+    classes = arrays.get("classes")
+    names = None if classes is None else [str(name) for name in _column(classes, f"{path}: classes").tolist()]
+    return _dataset(path.stem, str(path), (arrays["x"], arrays["y"]), test, arrays.get("client"), names)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    if not path.is_file():
+        raise DataError(f"{path} does not exist", "", "Check the path")
+    try:
+        # Never pickled objects: reading those would run whatever the file says.
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: np.asarray(stored[name]) for name in stored.files}
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
+        raise DataError(
+            f"{path} cannot be read: {error}",
+            "it should be a .npz file of plain arrays",
+            "Write it with numpy.savez(path, x=…, y=…), without arrays of objects",
+        ) from error
+
+
+class _Picture(NamedTuple):
+    path: Path
+    client: str | None
+    label: str
+
+
+def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
+    """A folder of images, ``class/…`` or ``client/class/…``, or two of such called ``train`` and ``test``.
+
+    All images become grey if all are, else coloured; ``image_size`` above 0 makes all of them that high and wide.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder", "", "Check the path")
+    if image_size < 0:
+        raise DataError(f"image_size is {image_size}", "a size is positive, and 0 leaves images as they are")
+    parts = {part.name for part in folder.iterdir() if part.is_dir() and not part.name.startswith(".")}
+    split = "train" in parts and parts <= {"train", "test"}  # with others beside them they are classes or clients
+    train = _pictures(folder / "train" if split else folder)
+    test = _pictures(folder / "test") if split and "test" in parts else []
+    pixels = _alike([(picture.path, _decode(picture.path, image_size)) for picture in train + test])
+    labels = np.array([picture.label for picture in train + test])
+    rows = len(train)
+    return _dataset(
+        folder.resolve().name,
+        str(folder),
+        (pixels[:rows], labels[:rows]),
+        (pixels[rows:], labels[rows:]) if test else None,
+        None if train[0].client is None else np.array([picture.client for picture in train]),
+    )
+
+
+def _pictures(folder: Path) -> list[_Picture]:
+    """Every image in ``folder``, in the order of the names, all at the same depth."""
+    found = {depth: sorted(_visible_files(folder, depth)) for depth in (1, 2, 3, 4)}
+    images = {
+        depth: kept
+        for depth, files in found.items()
+        if (kept := [file for file in files if file.suffix.lower() in _SUFFIXES])
+    }
+    layout = "images lie in class/… or in client/class/…"
+    if not images:
+        other = next((file for files in found.values() for file in files), None)
+        raise DataError(f"{folder} holds no images" + (f" but {other}" if other else ""), layout)
+    if len(images) > 1 or not images.keys() <= {2, 3}:
+        strays = [images[depth][0] for depth in images]
+        raise DataError(f"{folder} holds {' and '.join(map(str, strays))}", layout, "Lay all images equally deep")
+    return [
+        _Picture(file, file.parent.parent.name if depth == 3 else None, file.parent.name)
+        for depth, files in images.items()
+        for file in files
+    ]
+
+
+def _visible_files(folder: Path, depth: int) -> Iterator[Path]:
+    for path in folder.glob("/".join("*" * depth)):  # of a given depth, so that a link to a folder above ends
+        if path.is_file() and not any(name.startswith(".") for name in path.relative_to(folder).parts):
+            yield path
+
+
+def _decode(path: Path, image_size: int) -> Array:
+    try:
+        with Image.open(path) as image:
+            return _pixels(image, str(path), image_size)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}", "", "Repair it or take it away") from error
+
+
+def _pixels(image: Image.Image, what: str, image_size: int = 0) -> Array:
+    """Bytes (channels, height, width) of an image, one channel if it is grey."""
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{what} has more than 8 bits in a pixel", "images are bytes", "Convert it to 8 bits")
+    flat = image.convert("L" if image.mode in _GREY else "RGB")
+    if image_size:
+        flat = flat.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(flat)
+    return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _alike(images: Sequence[tuple[Path, Array]]) -> Array:
+    """All images in one array: grey ones among coloured ones become coloured."""
+    first, height, width = images[0][0], *images[0][1].shape[1:]
+    for path, pixels in images:
+        if pixels.shape[1:] != (height, width):
+            raise DataError(
+                f"{first} is {height} × {width} but {path} is {pixels.shape[1]} × {pixels.shape[2]}",
+                "all images are of one size",
+                "Set image_size to the size to which all are to be brought, for instance 32",
+            )
+    channels = max(len(pixels) for _, pixels in images)
+    return np.stack([np.broadcast_to(pixels, (channels, height, width)) for _, pixels in images])
+
+
+def from_torch(dataset: MapStyle, test: MapStyle | None = None, name: str = "torch") -> Dataset:
+    """Any torch dataset with a length whose items are (input, label).
+
+    An input is a tensor, a numpy array or a PIL image: an image as in :func:`from_npz`, not yet normalised, or a row of
+    a table. A label is a whole number or a name.
+    """
+    held = None if test is None else _items(test, f"{name} (test)")
+    return _dataset(name, name, _items(dataset, name), held, None)
+
+
+def _items(dataset: MapStyle, what: str) -> tuple[Array, Array]:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError(f"{what}: a {type(dataset).__name__} has no length", "rows are taken by their number")
+    inputs, labels = [], []
+    for number in range(len(dataset)):
+        try:
+            x, y = dataset[number]
+            inputs.append(_pixels(x, f"{what}, item {number}") if isinstance(x, Image.Image) else np.asarray(x))
+            labels.append(y if isinstance(y, str) else np.asarray(y).item())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{what}: item {number} cannot be used: {error}",
+                "an item is (input, label), a tensor, array or image on the CPU with one number or name",
+            ) from error
+        if inputs[-1].shape != inputs[0].shape:
+            found = f"{what}: item {number} is of {inputs[-1].shape} and item 0 of {inputs[0].shape}"
+            raise DataError(found, "all inputs are alike", "Resize or convert them in the dataset's transform")
+    return np.stack(inputs) if inputs else np.zeros((0, 0)), np.array(labels)
+
+
+def _dataset(
+    name: str,
+    where: str,
+    train: tuple[Array, Array],
+    test: tuple[Array, Array] | None,
+    client: Array | None,
+    names: Sequence[str] | None = None,
+) -> Dataset:
+    """What all three have in common once they are arrays."""
+    x = _inputs(train[0], f"{where}: x")
+    labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
+    y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
+    for what, column in (("labels", y), ("client entries", clients)):
+        if column is not None and len(column) != len(x):
+            raise DataError(f"{where}: {len(x)} inputs but {len(column)} {what}", "each row needs its own")
+    if test is None:
+        held = _held_out(y, clients, where)
+        x_test, y_test = x[held], y[held]
+        x, y, clients = x[~held], y[~held], None if clients is None else clients[~held]
+    else:
+        x_test, y_test = _inputs(test[0], f"{where}: x_test"), labels[1]
+    return Dataset(name, x, y, x_test, y_test, classes, *moments(x), clients)
+
+
+def _inputs(x: Array, what: str) -> Array:
+    """Images as bytes (rows, channels, height, width), or a table as float32 (rows, columns)."""
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf" or 0 in x.shape:
+        raise DataError(
+            f"{what} is of {x.dtype} {x.shape}",
+            "rows are images (rows, height, width), with channels first or last, or a table (rows, columns) of numbers",
+        )
+    if x.ndim == 2:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found here
+            table = x.astype(np.float32)
+        if not np.isfinite(table).all():
+            row, column = np.argwhere(~np.isfinite(table))[0]
+            raise DataError(
+                f"{what} holds {x[row, column]} in row {row}, column {column}",
+                "a table holds finite numbers that fit 32 bits",
+                "Fill in or leave out such rows",
+            )
+        return table
+    images = x if x.dtype == np.uint8 else _bytes(x, what)
+    if x.ndim == 3:
+        images = images[:, np.newaxis]
+    elif x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:
+        images = images.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(images)
+
+
+def _bytes(images: Array, what: str) -> Array:
+    """Fractions in [0, 1] as bytes."""
+    low, high = images.min(), images.max()
+    if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
+        raise DataError(
+            f"{what} holds images of {images.dtype} from {low} to {high}",
+            "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
+            "Give bytes with x.astype('uint8'), or leave out the normalisation",
+        )
+    return np.rint(images.astype(np.float64) * 255).astype(np.uint8)
+
+
+def _column(values: Array, what: str) -> Array:
+    """One whole number or name for each row."""
+    if values.ndim != 1 or values.dtype.kind not in "biuSU":
+        raise DataError(f"{what} is of {values.dtype} {values.shape}", "it is a list of whole numbers or of names")
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8", "backslashreplace")
+    return values if values.dtype.kind == "U" else values.astype(np.int64)
+
+
+def _labels(
+    parts: list[Array], names: Sequence[str] | None, where: str
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """The labels of each part as positions among the classes, and the classes: those given, else those that occur."""
+    columns = [_column(part, f"{where}: y") for part in parts]
+    named = {column.dtype.kind == "U" for column in columns}
+    if len(named) > 1:
+        raise DataError(f"{where}: y and y_test are numbers and names", "both parts are labelled in the same way")
+    different, codes = np.unique(np.concatenate(columns), return_inverse=True)
+    if names is None:
+        names, places = [str(value) for value in different.tolist()], np.arange(len(different))
+    else:
+        place = {name: number for number, name in enumerate(names)} if named == {True} else range(len(names))
+        strays = [value for value in different.tolist() if value not in place]
+        if strays or len(set(names)) != len(names):
+            found = f"label {strays[0]!r} is not among the classes given" if strays else "a class stands twice"
+            raise DataError(f"{where}: {found}", f"the {len(names)} in 'classes' are all there are, each once")
+        places = np.array([place[value] for value in different.tolist()])
+    return np.split(places[codes], [len(columns[0])])[: len(parts)], tuple(names)
+
+
+def _numbered(client: Array, what: str) -> NDArray[np.int64]:
+    """The clients 0 … K − 1 in the order of their numbers or names."""
+    return np.unique(_column(client, what), return_inverse=True)[1].astype(np.int64)
+
+
+def _held_out(y: NDArray[np.int64], clients: NDArray[np.int64] | None, where: str) -> NDArray[np.bool_]:
+    """The rows to test on, such that every client keeps one to train on."""
+    held = hold_out(y)
+    if clients is not None:
+        different, first = np.unique(clients, return_index=True)
+        bereft = np.bincount(clients[~held], minlength=len(different)) == 0
+        held[first[bereft]] = False
+    if not held.any():
+        raise DataError(
+            f"{where}: no row can be held out to test on",
+            "a fifth of each class that has two rows or more is",
+            "Give rows to test on, or more rows",
+        )
+    return held

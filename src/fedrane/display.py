@@ -1,0 +1,159 @@
+"""What a run shows while it goes: a live display in a terminal, plain lines elsewhere, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.data.partition import Partitioning
+from fedrane.errors import ConfigError
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.federation import Federation
+from fedrane.run import Callback, Result
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def describe_round(record: Metrics) -> str:
+    parts = [
+        f"{whose} {percent(record[f'{whose}/accuracy'])}"
+        for whose in (GLOBAL, PERSONAL)
+        if f"{whose}/accuracy" in record
+    ]
+    if record.get("train/loss") is not None:
+        parts.append(f"loss {record['train/loss']:.4f}")
+    parts.append(f"{record['samples_per_second']:,.0f} samples/s")
+    if record["lost"]:
+        parts.append(f"{len(record['lost'])} lost")
+    return "  ".join(parts)
+
+
+class Messages(Callback):
+    """Only what the user should know."""
+
+    def __init__(self, console: Console, label: str = "") -> None:
+        self.console, self.label = console, label
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+
+class Lines(Messages):
+    """One plain line a round."""
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        self.total, self.began, self.before = total, time.perf_counter(), len(history)
+        self.console.print(headline(experiment, federation), highlight=False)
+        if history:
+            self.message(f"going on after round {history[-1]['round']}")
+
+    def round(self, record: Metrics) -> None:
+        done = record["round"]
+        left = (time.perf_counter() - self.began) / max(done - self.before, 1) * (self.total - done)
+        text = f"{self.label}round {done}/{self.total}  {describe_round(record)}  {clock(left)} left"
+        self.message(text)
+
+
+class Live(Messages):
+    """A bar with the accuracies, the speed and the time left."""
+
+    def __init__(self, console: Console, label: str = "") -> None:
+        super().__init__(console, label)
+        self.last: dict[str, str] = {}
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        self.console.print(headline(experiment, federation), highlight=False)
+        columns: list[Any] = [
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        ]
+        self.progress = Progress(*columns, console=self.console)
+        done = history[-1]["round"] if history else 0
+        self.task: TaskID = self.progress.add_task(self.label or "round", total=total, completed=done, state="")
+        self.progress.start()
+
+    def round(self, record: Metrics) -> None:
+        for whose in (GLOBAL, PERSONAL):
+            if f"{whose}/accuracy" in record:
+                self.last[whose] = percent(record[f"{whose}/accuracy"])
+        state = "  ".join(f"{whose} [bold]{value}[/]" for whose, value in self.last.items())
+        speed = f"{record['samples_per_second']:,.0f} samples/s"
+        self.progress.update(self.task, completed=record["round"], state=f"{state}  [dim]{speed}[/]")
+
+    def end(self, result: Result) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was, also after an error."""
+        if hasattr(self, "progress"):
+            self.progress.stop()
+
+
+class JsonLines(Callback):
+    """Each record as one line on standard output, and the summary as the last."""
+
+    def __init__(self, write: Any) -> None:
+        self.write = write
+
+    def round(self, record: Metrics) -> None:
+        self.write(json.dumps({"event": "round", **record}) + "\n")
+
+    def message(self, text: str) -> None:
+        self.write(json.dumps({"event": "message", "text": text}) + "\n")
+
+    def end(self, result: Result) -> None:
+        folder = str(result.folder) if result.folder else None
+        self.write(json.dumps({"event": "end", "finished": result.finished, "folder": folder, **result.summary}) + "\n")
+
+
+class TensorBoard(Callback):
+    """Scalars for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError("TensorBoard is not installed", remedy="pip install 'fedrane[tensorboard]'") from error
+        self.writer: Any = SummaryWriter(str(folder))
+
+    def round(self, record: Metrics) -> None:
+        for name, value in record.items():
+            if isinstance(value, int | float) and name != "round":
+                self.writer.add_scalar(name, value, record["round"])
+        self.writer.flush()
+
+    def end(self, result: Result) -> None:
+        self.writer.close()
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def headline(experiment: Experiment, federation: Federation) -> str:
+    e, rows = experiment, sum(len(r) for r in federation.split.train)
+    alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
+    return (
+        f"[bold]{e.method_name}[/] on {e.dataset}: {e.clients} clients ({e.partition.kind}{alpha}, "
+        f"{rows:,} training rows), "
+        f"{e.model}, {e.rounds} rounds of {e.epochs} epochs, lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
+    )
+
+
+def uses_alpha(how: Partitioning) -> bool:
+    return not how.file and how.kind in ("dirichlet", "dirichlet-capped", "quantity")

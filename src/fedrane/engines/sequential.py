@@ -1,0 +1,117 @@
+"""The reference: one client after another, one step after another, nothing clever.
+
+Rows that only fill a batch up are cut off here rather than masked, so this engine is also the oracle for those that
+mask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from fedrane import tree
+from fedrane.algorithm import Algorithm, Done
+from fedrane.engines import Predicted, Trained
+from fedrane.federation import Federation, Pool
+from fedrane.task import Batch, Client, Context, Model, State
+
+CHUNK = 1024
+"""Rows answered at a time; answers do not depend on it, unless the policy for BatchNorm is ``batch``."""
+
+
+class Sequential:
+    def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
+        self.algorithm, self.federation = algorithm, federation
+
+    def train(
+        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+    ) -> Trained:
+        ids, done, rows, down = [], [], 0, 0
+        for k in sorted(clients):
+            client = self.federation.client(k, round, rate, epochs)
+            ctx = self.context(server, owns.get(k), client)
+            ids.append(client)
+            done.append(self.train_client(ctx, k, round, epochs))
+            rows += epochs * len(self.federation.split.train[k])
+            down += tree.nbytes(self._arriving(ctx.down, first=k not in owns))
+        return Trained(
+            ups=tree.stack([d.up for d in done]),
+            cohort=stack_clients(ids),
+            owns={k: d.own for k, d in zip(sorted(clients), done, strict=True)},
+            metrics={name: [float(d.metrics[name]) for d in done] for name in done[0].metrics},
+            rows=rows,
+            bytes_down=down,
+            bytes_up=sum(tree.nbytes(d.up) for d in done),
+        )
+
+    def context(self, server: State, own: State | None, client: Client) -> Context:
+        task, algorithm = self.federation.task, self.algorithm
+        own = algorithm.join(task, server, client) if own is None else own
+        return Context(algorithm.send(task, server, client), own, client)
+
+    def train_client(self, ctx: Context, k: int, round: int, epochs: int) -> Done:
+        task, algorithm = self.federation.task, self.algorithm
+        with naming("begin", k, round):
+            work = algorithm.begin(task, ctx)
+        for number, batch in enumerate(self.batches(k, round, epochs)):
+            with naming(f"step {number}", k, round):
+                work = algorithm.step(task, ctx, work, batch)
+        with naming("finish", k, round):
+            return algorithm.finish(task, ctx, work)
+
+    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
+        federation = self.federation
+        for rows, live, key in zip(*federation.batches(round, k, epochs), strict=True):
+            x, y = federation.train.take(federation.split.train[k][rows[live]])
+            ones = torch.ones(len(y), dtype=torch.bool, device=y.device)
+            yield Batch(x, y, ones, torch.tensor(key, device=y.device), full=True)
+
+    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
+        ctx = self.context(server, own, self.federation.client(client, round, 0.0, 0))
+        return self.algorithm.personal_model(self.federation.task, ctx)
+
+    @torch.no_grad()
+    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
+        task = self.federation.task
+        chunk = self.federation.batch if task.norm == "batch" else CHUNK
+        labels, losses = [], []
+        for begin in range(0, len(rows), chunk):
+            x, y = pool.take(rows[begin : begin + chunk])
+            live = torch.ones(len(y), dtype=torch.bool, device=y.device)
+            scores = self.algorithm.predict(task, model, x, live)
+            labels.append(scores.argmax(1))
+            losses.append(F.cross_entropy(scores, y, reduction="none"))
+        if not labels:
+            return Predicted(np.zeros(0, np.int64), np.zeros(0))
+        return Predicted(torch.cat(labels).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
+
+    def _arriving(self, down: State, first: bool) -> State:
+        """What must really be sent: a frozen parameter goes to a client once."""
+        if first:
+            return down
+        trained = tree.pick(down.model.params, self.algorithm.trains)
+        return State(Model(trained, down.model.stats), down.extra)
+
+
+def stack_clients(clients: list[Client]) -> Client:
+    """A cohort as the server sees it: without its clients' labels."""
+    columns = {
+        name: torch.stack([getattr(client, name) for client in clients])
+        for name in ("index", "size", "steps", "round", "rate")
+    }
+    return Client(labels=None, population=clients[0].population, **columns)
+
+
+@contextmanager
+def naming(stage: str, client: int, round: int) -> Iterator[None]:
+    """An error inside a hook says where it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {stage} of client {client}, round {round}")
+        raise

@@ -1,0 +1,38 @@
+"""What goes wrong through no fault of the code: each error says what was found, why it is a rule, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedraneError(Exception):
+    """An error meant for the user; the command line prints it as one line, without a traceback."""
+
+    def __init__(self, found: str, why: str = "", remedy: str = "") -> None:
+        self.found, self.why, self.remedy = found, why, remedy
+        said = ": ".join(part.rstrip(".") for part in (found, why) if part)
+        super().__init__(". ".join(part.rstrip(".") for part in (said, remedy) if part) + ".")
+
+
+class ConfigError(FedraneError):
+    """A key or a value of the configuration."""
+
+
+class DataError(FedraneError):
+    """A dataset's file, a partition, or a user's own data."""
+
+
+class CheckpointError(FedraneError):
+    """A run folder or a checkpoint that cannot be read or written."""
+
+
+class Diverged(FedraneError):  # noqa: N818 - it says what happened
+    """Training has left the finite numbers."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A remedy for a mistyped name: the nearest known one, then all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known)}"

@@ -1,0 +1,276 @@
+"""One experiment, wholly described: a frozen dataclass, written to and read from TOML and ``key=value`` words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrane import methods
+from fedrane.algorithm import Algorithm
+from fedrane.data.partition import Partitioning
+from fedrane.errors import ConfigError, nearest
+from fedrane.models.norms import check_policy
+from fedrane.sgd import Schedule
+
+PRECISIONS = ("float32", "float64")
+PYTHON = "<python>"
+"""Stands for a dataset or a network that was handed over as an object and cannot be written down."""
+D = TypeVar("D")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's result.
+
+    >>> Experiment(method="fedavg", dataset="digits", clients=10).rounds
+    50
+    """
+
+    method: Algorithm | str = "fedavg"
+    dataset: str = "digits"
+    """A known name, an .npz file, or a folder of images."""
+    data_root: str = ""
+    image_size: int = 0
+    """Resize a folder's images to this side; 0 leaves them as they are."""
+    model: str = "auto"
+    """A known name, or ``path.py:function`` (input shape, classes) → network; ``auto`` goes by the dataset."""
+    model_head: str = ""
+    """For a network of one's own: the submodule that is its classifier."""
+    norm: str = "shared"
+    clients: int = 20
+    rounds: int = 50
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    participation: float = 1.0
+    """The share of clients sampled for a round."""
+    dropout: float = 0.0
+    """The chance that a sampled client's answer never arrives (simulated)."""
+    validation: float = 0.0
+    """The share of each client's training rows set aside to decide when to stop, or to tune."""
+    patience: int = 0
+    """Stop when the validation accuracy has not risen for so many evaluations; 0 trains all rounds."""
+    seed: int = 0
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = "float32"
+    eval_every: int = 1
+    checkpoint_every: int = 1
+    partition: Partitioning = field(default_factory=Partitioning)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, str):
+            object.__setattr__(self, "method", _method({"name": self.method}))
+        _check(self)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        assert isinstance(self.method, Algorithm)  # noqa: S101 - made so above
+        return self.method
+
+    @property
+    def method_name(self) -> str:
+        return methods.name_of(self.algorithm)
+
+    def replace(self, **changes: Any) -> Experiment:
+        return dataclasses.replace(self, **changes)
+
+    # ---- to and from text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, nested as in the TOML file."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.algorithm)}
+        for name in ("partition", "schedule"):
+            plain[name] = dataclasses.asdict(plain[name])
+        return plain
+
+    def to_toml(self) -> str:
+        plain = self.to_dict()
+        lines = [f"{key} = {_toml(value)}" for key, value in plain.items() if not isinstance(value, dict)]
+        for table, values in ((key, value) for key, value in plain.items() if isinstance(value, dict)):
+            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
+        values = dict(values)
+        method = values.pop("method", "fedavg")
+        algorithm = _method(method if isinstance(method, Mapping) else {"name": method})
+        return _build(cls, {"method": algorithm, **values}, "")
+
+    @classmethod
+    def from_toml(cls, path: str | Path, words: Iterable[str] = ()) -> Experiment:
+        return cls.from_dict(merge(read_toml(Path(path)), words))
+
+    @classmethod
+    def from_words(cls, words: Iterable[str]) -> Experiment:
+        """From ``key=value`` words with dotted keys.
+
+        >>> Experiment.from_words(["clients=5", "partition.alpha=0.1"]).partition.alpha
+        0.1
+        """
+        return cls.from_dict(merge({}, words))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}", remedy="Give a TOML file, or key=value words") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def merge(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
+    """Nested values with ``key=value`` words laid over them; a new method name drops the old one's fields."""
+    merged: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in values.items()}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"{word!r} is not key=value", remedy="Write for instance clients=10 or partition.alpha=0.1"
+            )
+        if key in ("method", "method.name"):
+            merged["method"] = {"name": value}
+            continue
+        *tables, last = key.split(".")
+        node = merged
+        for table in tables:
+            inner = node.setdefault(table, {})
+            if table == "method" and isinstance(inner, str):
+                inner = node[table] = {"name": inner}
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key!r} has a part too many", f"{table} is a value, not a table")
+            node = inner
+        node[last] = value
+    return merged
+
+
+_SYNONYMS = {
+    "alpha": "partition.alpha",
+    "batch_size": "batch",
+    "data": "dataset",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "algorithm": "method",
+    "wd": "weight_decay",
+}
+"""What other libraries call it."""
+
+
+def _method(values: Mapping[str, Any]) -> Algorithm:
+    values = dict(values)
+    entry = methods.find(str(values.pop("name", "fedavg")))
+    return _build(entry.kind, {**entry.preset, **values}, "method.")
+
+
+def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind) if f.init]  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            if prefix + key in _SYNONYMS:
+                raise ConfigError(f"unknown key '{key}'", remedy=f"It is called '{_SYNONYMS[key]}' here")
+            names = [f"{prefix}{name}" for name in known]
+            raise ConfigError(
+                f"unknown key '{prefix}{key}'", remedy=nearest(prefix + key, names) if names else "It takes none"
+            )
+        given[key] = _convert(value, hints[key], prefix + key)
+    return kind(**given)
+
+
+def _convert(value: Any, kind: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}", "it is a table", f"Set its keys: {key}.NAME=…")
+        return _build(kind, value, key + ".")  # type: ignore[arg-type]
+    if isinstance(value, Algorithm):
+        return value
+    options = [kind for kind in typing.get_args(kind) if kind is not types.NoneType] or [kind]
+    for option in options:
+        try:
+            return _TYPES[option](value)
+        except (KeyError, ValueError, TypeError):
+            continue
+    name = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise ConfigError(f"{key}={value}", f"it must be {_WORDS.get(name, name)}")
+
+
+def _as_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    return word[value.lower()]
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+        raise ValueError
+    return int(value)
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+def _as_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return str(value)
+
+
+_TYPES = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return json.dumps(str(value) if isinstance(value, str) else value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return repr(value)
+
+
+def _check(e: Experiment) -> None:
+    def need(holds: bool, key: str, why: str, remedy: str) -> None:
+        if not holds:
+            raise ConfigError(f"{key}={getattr(e, key)}", why, remedy)
+
+    for key in ("clients", "rounds", "epochs", "batch", "eval_every", "checkpoint_every"):
+        need(getattr(e, key) >= 1, key, "it counts from 1", f"Use {key}=1 or more")
+    need(0 < e.lr < math.inf, "lr", "the learning rate is positive and finite", "Use for instance lr=0.1")
+    need(0 <= e.momentum < 1, "momentum", "beyond 1 the steps grow without bound", "Use 0 <= momentum < 1")
+    need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")
+    need(0 <= e.clip < math.inf, "clip", "it is the gradient's largest length, 0 for any", "Use for instance clip=10")
+    need(0 < e.participation <= 1, "participation", "it is a share of the clients", "Use 0 < participation <= 1")
+    need(0 <= e.dropout < 1, "dropout", "it is the chance of losing an answer", "Use 0 <= dropout < 1")
+    need(0 <= e.validation < 1, "validation", "it is a share of the training rows", "Use for instance validation=0.1")
+    need(e.patience >= 0, "patience", "it counts evaluations", "Use 0 (never stop early) or more")
+    need(
+        e.patience == 0 or e.validation > 0,
+        "patience",
+        "when to stop is decided on validation rows, never on the test set",
+        "Set for instance validation=0.1 as well",
+    )
+    need(e.seed >= 0, "seed", "it is a whole number from 0", "Use seed=0")
+    need(e.image_size >= 0, "image_size", "it is a side in pixels", "Use 0 to leave images as they are")
+    need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
+    check_policy(e.norm)

@@ -1,0 +1,123 @@
+"""Clients with their rows, ready on the device: what an engine is given to run a method on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedrane.data import plan
+from fedrane.data.dataset import Dataset
+from fedrane.data.partition import Split
+from fedrane.task import Client, Roster, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Normaliser:
+    """Stored rows to network inputs: pixels to [0, 1], then mean 0 and deviation 1 by the dataset's constants."""
+
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, dataset: Dataset, dtype: torch.dtype, device: torch.device) -> Normaliser:
+        return cls.from_constants(dataset.mean, dataset.std, len(dataset.shape) == 3, dtype, device)
+
+    @classmethod
+    def from_constants(
+        cls, mean: tuple[float, ...], std: tuple[float, ...], image: bool, dtype: torch.dtype, device: torch.device
+    ) -> Normaliser:
+        m, s = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+        scale, shift = (1 / (255 * s), m / s) if image else (1 / s, m / s)
+        shape = (1, -1, 1, 1) if image else (1, -1)
+        return cls(*(t.reshape(shape).to(device=device, dtype=dtype) for t in (scale, shift)))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows.to(self.scale.dtype) * self.scale - self.shift
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All rows of a part of the dataset, on the device as they are stored; gathered and normalised there."""
+
+    x: Tensor
+    y: Tensor
+    normalise: Normaliser
+
+    @classmethod
+    def of(cls, x: NDArray[Any], y: NDArray[np.int64], normalise: Normaliser) -> Pool:
+        device = normalise.scale.device
+        return cls(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), normalise)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(rows).to(self.y.device)
+        return self.normalise(self.x[index]), self.y[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A task, its data and how they lie with the clients."""
+
+    task: Task
+    train: Pool
+    test: Pool
+    split: Split
+    batch: int
+    seed: int
+
+    @classmethod
+    def of(cls, task: Task, dataset: Dataset, split: Split, batch: int, seed: int) -> Federation:
+        normalise = Normaliser.of(dataset, task.dtype, task.device)
+        train, test = (Pool.of(x, y, normalise) for x, y in ((dataset.x, dataset.y), (dataset.x_test, dataset.y_test)))
+        # No batch is longer than the longest client: a batch of 10,000 then means "all rows", not 9,000 dead ones.
+        longest = max(len(rows) for rows in split.train)
+        return cls(task, train, test, split, min(batch, longest), seed)
+
+    @property
+    def population(self) -> int:
+        return len(self.split.train)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """Training rows of each client (row) and class (column)."""
+        y = self.train.y.cpu().numpy()
+        return np.stack([np.bincount(y[rows], minlength=self.task.classes) for rows in self.split.train])
+
+    @cached_property
+    def roster(self) -> Roster:
+        sizes = [len(rows) for rows in self.split.train]
+        return Roster(torch.tensor(sizes, dtype=torch.int64, device=self.task.device))
+
+    def batches(self, round: int, client: int, epochs: int) -> plan.Batches:
+        return plan.batches(self.seed, round, client, len(self.split.train[client]), self.batch, epochs)
+
+    def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
+        steps = epochs * -(-len(self.split.train[index]) // self.batch)
+        return describe(self.task, index, self.labels, round, rate, steps)
+
+
+def describe(
+    task: Task, index: int, labels: NDArray[np.int64], round: int, rate: float = 0.0, steps: int = 0
+) -> Client:
+    """Client ``index`` as it knows itself in a round; ``labels`` are the class counts of all clients."""
+
+    def whole(value: int) -> Tensor:
+        return torch.tensor(value, dtype=torch.int64, device=task.device)
+
+    return Client(
+        index=whole(index),
+        size=whole(int(labels[index].sum())),
+        labels=torch.from_numpy(labels[index]).to(device=task.device, dtype=task.dtype),
+        steps=whole(steps),
+        round=whole(round),
+        rate=torch.tensor(rate, dtype=task.dtype, device=task.device),
+        population=len(labels),
+    )

@@ -1,0 +1,282 @@
+"""A run's folder: configuration, metrics, checkpoints. Whatever moment the process dies, it can go on from here.
+
+Each round first appends its line to ``metrics.jsonl`` and then, in one rename, puts its checkpoint in place. The newest
+checkpoint therefore never lacks a line, and lines beyond it are cut off when the run resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedrane import tree
+from fedrane.errors import CheckpointError
+from fedrane.experiment import Experiment
+from fedrane.task import Model, State
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: the folder is not locked there
+    fcntl = None  # type: ignore[assignment]
+
+CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+FACTS, PARTITION = "facts.json", "partition.npz"
+KEPT = 2
+FORMAT = "1"
+TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second"})
+"""The entries of a metrics line that differ from one run to the next."""
+
+
+class Checkpoint(NamedTuple):
+    round: int
+    server: State
+    owns: dict[int, State]
+
+
+@contextlib.contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """What the system says of a write, as one line that tells what is safe."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = str(error)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or re.search(
+            r"os error (28|27|122)\b", reason
+        )
+        why = "there is no room for it" if full else f"the system says: {reason}"
+        raise CheckpointError(
+            f"{path} cannot be written",
+            why,
+            "What was saved before is untouched: make room, then 'fedrane resume' the run"
+            if full
+            else "Choose a folder you may write to with --out",
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    with clear_errors(path):
+        part = path.with_name(path.name + ".part")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        _settle(part, path)
+
+
+def _settle(part: Path, path: Path) -> None:
+    """Put a finished file in place, so that either the old or the new one survives whatever happens."""
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Folder:
+    """One run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: Any = None
+
+    # ---- its life
+
+    def create(self) -> None:
+        """Make the folder, or take one without a run; leftovers of a run that never began are cleared away."""
+        self.require_free()
+        with clear_errors(self.path):
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).unlink(missing_ok=True)
+            for old in (self.path / "checkpoints").iterdir():
+                old.unlink()
+        self.lock()
+
+    def open(self) -> None:
+        """Take up a run that exists."""
+        self.require_run()
+        self.lock()
+
+    def require_free(self) -> None:
+        if self.holds_run():
+            raise CheckpointError(
+                f"{self.path} already holds a run",
+                "its results would be overwritten",
+                f"Go on with it: fedrane resume {self.path} — or choose another --out",
+            )
+
+    def require_run(self) -> None:
+        if not self.holds_run():
+            raise CheckpointError(f"{self.path} holds no run", f"it has no {CONFIG}", "Start one with 'fedrane run'")
+
+    def holds_run(self) -> bool:
+        return (self.path / CONFIG).is_file()
+
+    def lock(self) -> None:
+        if fcntl is None:
+            return
+        with clear_errors(self.path / ".lock"):
+            self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise CheckpointError(
+                f"{self.path} is in use by another process", "two would overwrite each other", "Wait for it, or stop it"
+            ) from error
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # ---- configuration
+
+    def write_config(self, experiment: Experiment) -> None:
+        write_atomically(self.path / CONFIG, experiment.to_toml())
+
+    def read_config(self) -> Experiment:
+        return Experiment.from_toml(self.path / CONFIG)
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing", "the run did not get so far", "Resume the run") from error
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / SUMMARY).is_file()
+
+    # ---- metrics
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        path = self.path / METRICS
+        with clear_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines that are whole; the last one may have been cut off by a kill."""
+        path = self.path / METRICS
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")
+        records = []
+        for number, line in enumerate(lines, 1):
+            try:
+                if line:
+                    records.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise CheckpointError(f"{path}, line {number}, is not JSON: {error}", remedy="Remove it") from error
+        return records
+
+    def cut_metrics(self, last: int) -> list[dict[str, Any]]:
+        """Drop what was recorded after the round ``last``."""
+        kept = [record for record in self.read_metrics() if record["round"] <= last]
+        write_atomically(self.path / METRICS, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
+        return kept
+
+    # ---- checkpoints
+
+    def checkpoints(self) -> list[Path]:
+        """The newest last."""
+        found = (self.path / "checkpoints").glob("round-*.safetensors")
+        return sorted(path for path in found if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write, fsync, rename; keep the last two."""
+        path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
+        part = path.with_name(path.name + ".part")
+        tensors, metadata = encode(checkpoint)
+        with clear_errors(path):
+            try:
+                save_file(tensors, part, metadata)
+                with part.open("rb+") as file:
+                    os.fsync(file.fileno())
+            except (OSError, SafetensorError):
+                part.unlink(missing_ok=True)
+                raise
+            _settle(part, path)
+            for old in self.checkpoints()[:-KEPT]:
+                old.unlink()
+        return path
+
+    def newest(self, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be read, and what is wrong with newer ones."""
+        problems: list[str] = []
+        for path in reversed(self.checkpoints()):
+            try:
+                return read(path, device), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+        if problems:
+            raise CheckpointError(
+                f"no checkpoint of {self.path} can be read", problems[0], "Restore the folder, or start the run anew"
+            )
+        return None, problems
+
+
+def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
+    """Tensors by path, and as text what tensors cannot say: the round, who has joined, which dicts are empty."""
+    whole = {"server": checkpoint.server, "owns": {str(k): own for k, own in checkpoint.owns.items()}}
+    tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in tree.flatten(whole).items()}
+    metadata = {
+        "format": FORMAT,
+        "round": str(checkpoint.round),
+        "joined": json.dumps(sorted(checkpoint.owns)),
+        "empty": json.dumps(sorted(_empty(whole, ""))),
+    }
+    return tensors, metadata
+
+
+def _empty(node: Any, path: str) -> Iterator[str]:
+    if isinstance(node, State | Model):
+        node = node._asdict()
+    if isinstance(node, tuple):
+        raise TypeError(f"{path}: what a method keeps is tensors in dicts, not {type(node).__name__}")
+    if isinstance(node, dict):
+        if not node:
+            yield path
+        for name, value in node.items():
+            yield from _empty(value, f"{path}{tree.SEPARATOR}{name}" if path else str(name))
+
+
+def read(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {metadata.get('format')!r}", f"this version reads format {FORMAT}")
+    nested = tree.nest(tensors)
+    for empty in json.loads(metadata["empty"]):
+        node = nested
+        for name in empty.split(tree.SEPARATOR):
+            node = node.setdefault(name, {})
+    owns = {k: _state(nested["owns"][str(k)]) for k in json.loads(metadata["joined"])}
+    return Checkpoint(int(metadata["round"]), _state(nested["server"]), owns)
+
+
+def _state(nested: dict[str, Any]) -> State:
+    return State(Model(nested["model"]["params"], nested["model"]["stats"]), nested["extra"])

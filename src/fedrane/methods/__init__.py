@@ -1,0 +1,124 @@
+"""The methods, one file a paper. ``METHODS`` is the only registry; an installed package may add to it.
+
+A method of one's own needs no change here: ``method=path/to/file.py:Class`` or ``method=package.module:Class``, or an
+entry point in the group ``fedrane.methods``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fedrane.algorithm import Algorithm
+from fedrane.errors import ConfigError, FedraneError, nearest
+from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.local import Local
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry of the registry: a class, the values that make it this entry, and where it was published."""
+
+    kind: type[Algorithm]
+    venue: str
+    year: int | None = None
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its hyper-parameters and their values."""
+        return {f.name: getattr(self.kind(**self.preset), f.name) for f in fields(self.kind)}
+
+    @property
+    def summary(self) -> str:
+        return (self.kind.__doc__ or "").strip().splitlines()[0]
+
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method(FedAvg, "AISTATS", 2017),
+    "local": Method(Local, "–"),
+}
+
+
+def find(name: str) -> Method:
+    """The method of that name, in the registry, a file, a module or an installed package."""
+    if name in METHODS:
+        return METHODS[name]
+    if ":" in name:
+        return Method(_load(name), "own")
+    installed = {entry.name: entry for entry in entry_points(group="fedrane.methods")}
+    if name in installed:
+        return Method(_checked(installed[name].load(), name), installed[name].value)
+    remedy = nearest(name, [*METHODS, *installed]) + ", or a file of yours: method=path.py:Class"
+    raise ConfigError(f"method={name!r} is not known", remedy=remedy)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What to write in a configuration so that :func:`find` gives this method again."""
+    kind = type(algorithm)
+    matches = [
+        (len(entry.preset), name)
+        for name, entry in METHODS.items()
+        if entry.kind is kind and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
+    ]
+    if matches:
+        return max(matches)[1]
+    for entry in entry_points(group="fedrane.methods"):
+        if entry.value == f"{kind.__module__}:{kind.__qualname__}":
+            return entry.name
+    return _origin.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
+_origin: dict[type[Algorithm], str] = {}
+
+
+@cache
+def _load(name: str) -> type[Algorithm]:
+    where, _, attribute = name.rpartition(":")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except FedraneError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"method={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Algorithm)]
+        raise ConfigError(f"{where} has no class {attribute!r}", remedy=nearest(attribute, known))
+    kind = _checked(getattr(module, attribute), name)
+    _origin[kind] = f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
+    return kind
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", remedy="Write method=path/to/file.py:Class")
+    spec = importlib.util.spec_from_file_location(f"fedrane_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up here
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(kind: Any, name: str) -> type[Algorithm]:
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ConfigError(
+            f"{name} is not a method",
+            "a method is a frozen dataclass derived from fedrane.Algorithm",
+            "See CONTRIBUTING",
+        )
+    if "__dataclass_fields__" not in vars(kind) and set(vars(kind).get("__annotations__", ())) - {"answers", "records"}:
+        raise ConfigError(
+            f"{name} has annotated fields but is not a dataclass",
+            "its hyper-parameters could not be set or written down",
+            "Put @dataclass(frozen=True) above the class",
+        )
+    return kind

@@ -1,0 +1,61 @@
+"""Networks: each a body, which ends in features, and a head, which ends in class scores."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fedrane.errors import ConfigError, nearest
+from fedrane.models.bodies import MODELS
+
+__all__ = ["MODELS", "build", "split_head"]
+
+
+def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+    """The body and the linear head of a model known by name."""
+    if name not in MODELS:
+        remedy = nearest(name, MODELS) + ", or a file of yours: model=path.py:function model_head=NAME"
+        raise ConfigError(f"model={name!r} is not known", remedy=remedy)
+    body, width = MODELS[name](shape)
+    return body, nn.Linear(width, classes)
+
+
+def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
+    """A user's network as body and head, the head being the submodule of that name."""
+    names = [name for name, _ in module.named_modules() if name]
+    if head not in names:
+        raise ConfigError(
+            f"the network has no submodule {head!r} to be its head",
+            "the methods need to know where features end and the classifier begins",
+            f"Name it with model_head=…. {nearest(head, names)}",
+        )
+    body, last = copy.deepcopy(module), copy.deepcopy(module.get_submodule(head))
+    above, _, name = head.rpartition(".")
+    setattr(body.get_submodule(above), name, nn.Identity())
+    _check_split(module, body, last, head, shape)
+    return body, last
+
+
+def _check_split(whole: nn.Module, body: nn.Module, head: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """The head must be the last thing the network does; shown on two made-up rows."""
+    modes = [(module, module.training) for module in (whole, body, head)]
+    parameter = next(whole.parameters(), torch.zeros(()))
+    rows = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
+    rows = rows.to(parameter.device)
+    with torch.no_grad():
+        expected, got = (run.eval()(rows) for run in (whole, nn.Sequential(body, head)))
+    for module, mode in modes:
+        module.train(mode)
+    if expected.shape != got.shape or not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
+        raise ConfigError(
+            f"submodule {name!r} is not the network's last operation",
+            "class scores must be head(body(x))",
+            "Name the last layer, or move what follows it into it",
+        )
+
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+"""A user's function: input shape and number of classes to a network."""

@@ -1,0 +1,133 @@
+"""Layers that must know more than their input: which rows of a batch count, and where its noise comes from.
+
+A batch is padded to a fixed length, so BatchNorm must take its statistics over the live rows alone; and dropout must
+draw from the batch's own key, so that every engine, and a resumed run, sees the same masks. Both read what they need
+from the :class:`Pass` in progress and write nothing but to it: the network stays a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MASK32 = 0xFFFFFFFF
+
+
+@dataclass
+class Pass:
+    """One evaluation of a network: is it training, which rows are live, which key its noise has, and what came out."""
+
+    train: bool
+    live: Tensor
+    full: bool
+    key: Tensor | None = None
+    fresh: dict[str, Tensor] = field(default_factory=dict)
+    """BatchNorm's running statistics as they are after this pass."""
+
+
+_current: ContextVar[Pass | None] = ContextVar("pass", default=None)
+
+
+@contextmanager
+def within(now: Pass) -> Iterator[None]:
+    token = _current.set(now)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm over live rows. ``tracked`` keeps running statistics for the test; otherwise each batch has its own."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, channels: int, eps: float, momentum: float, affine: bool, tracked: bool, name: str) -> None:
+        super().__init__()
+        self.channels, self.eps, self.momentum, self.tracked, self.name = channels, eps, momentum, tracked, name
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels) if tracked else None)
+        self.register_buffer("running_var", torch.ones(channels) if tracked else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = _current.get()
+        if self.tracked and not (now.train if now else self.training):
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if now is None or now.full:
+            return self._all_rows(x, now)
+        return self._live_rows(x, now)
+
+    def _all_rows(self, x: Tensor, now: Pass | None) -> Tensor:
+        if x.numel() == x.shape[1]:  # one value a channel: its own mean, so the output is the bias alone
+            live = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            return self._live_rows(x, now or Pass(self.training, live, True))
+        if not self.tracked or now is None:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        mean, var = self.get_buffer("running_mean").clone(), self.get_buffer("running_var").clone()
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
+        self._record(now, mean, var)
+        return y
+
+    def _live_rows(self, x: Tensor, now: Pass) -> Tensor:
+        column = (len(x),) + (1,) * (x.dim() - 1)
+        channel = (1, -1) + (1,) * (x.dim() - 2)
+        live = now.live.reshape(column).to(x.dtype)
+        others = [d for d in range(x.dim()) if d != 1]
+        count = live.sum() * (x.numel() // (len(x) * x.shape[1]))
+        safe = count.clamp(min=1)
+        mean = (x * live).sum(others) / safe
+        centred = (x - mean.reshape(channel)) * live
+        var = centred.square().sum(others) / safe
+        y = centred * torch.rsqrt(var + self.eps).reshape(channel)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
+        if self.tracked and self.running_mean is not None and self.running_var is not None:
+            unbiased = var * count / (count - 1).clamp(min=1)
+            some = (count > 0).to(x.dtype) * self.momentum
+            mean = self.running_mean + some * (mean - self.running_mean)
+            self._record(now, mean, self.running_var + some * (unbiased - self.running_var))
+        return y
+
+    def _record(self, now: Pass, mean: Tensor, var: Tensor) -> None:
+        now.fresh[f"{self.name}.running_mean"] = mean.detach()
+        now.fresh[f"{self.name}.running_var"] = var.detach()
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}, momentum={self.momentum}, tracked={self.tracked}"
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the batch's key, the layer's number and the position: no generator."""
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = _current.get()
+        if now is None or not now.train or now.key is None or self.p == 0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        position = torch.arange(shape.numel(), device=x.device).reshape(shape)
+        kept = uniform(now.key, self.layer, position) >= self.p
+        return x * kept / (1 - self.p) if self.p < 1 else x * 0
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def uniform(key: Tensor, layer: int, position: Tensor) -> Tensor:
+    """Numbers in [0, 1) from a 64-bit mix of (key, layer, position); as exact on a GPU as on a CPU."""
+    z = key + position * 0x1E3779B97F4A7C15 + layer * 0x3C6EF372FE94F82B
+    z = (z ^ ((z >> 30) & (MASK32 << 2 | 3))) * -0x40A7B892E31B1A47
+    z = (z ^ ((z >> 27) & (MASK32 << 5 | 31))) * -0x6B2FB644ECCEEE15
+    z = z ^ ((z >> 31) & (MASK32 << 1 | 1))
+    return (z & 0xFFFFFF).float() / 0x1000000

@@ -1,0 +1,136 @@
+"""Trained models outside of training: plain modules that take rows as they are stored and give class scores."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.data import own
+from fedrane.data.dataset import Dataset
+from fedrane.errors import ConfigError, DataError
+from fedrane.experiment import Experiment
+from fedrane.federation import Normaliser, describe
+from fedrane.task import Context, Model, State, Task
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model must know of the dataset it was trained on."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Inputs:
+        return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Inputs:
+        return cls(*(tuple(values[name]) for name in ("shape", "classes", "mean", "std")))
+
+
+class Predictor(nn.Module):
+    """A trained model as a plain module: pixels 0 … 255 or table rows, as stored, to class scores.
+
+    Its parameters are a copy: they may be moved, saved, or trained further.
+    """
+
+    def __init__(self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs) -> None:
+        super().__init__()
+        self.inputs, self._task, self._algorithm = inputs, task, algorithm
+        self.parts = nn.ModuleDict({name: copy.deepcopy(part) for name, part in task.parts.items()})
+        values = {**model.params, **model.stats}
+        self.parts.load_state_dict({name: value.clone() for name, value in values.items()}, strict=False)
+        image = len(inputs.shape) == 3
+        normaliser = Normaliser.from_constants(inputs.mean, inputs.std, image, task.dtype, task.device)
+        self.register_buffer("scale", normaliser.scale)
+        self.register_buffer("shift", normaliser.shift)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"))
+        model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
+        live = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return self._algorithm.predict(self._task, model, normalise(x), live)
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """A run's trained models, global and personal."""
+
+    experiment: Experiment
+    algorithm: Algorithm
+    """The method, or the last part of its finale."""
+    task: Task
+    inputs: Inputs
+    server: State
+    owns: Mapping[int, State]
+    labels: NDArray[np.int64]
+    """Training rows of each client (row) and class (column)."""
+    round: int
+
+    @property
+    def population(self) -> int:
+        return len(self.labels)
+
+    @property
+    def model(self) -> Predictor:
+        """The global model."""
+        self._require(GLOBAL)
+        return self._predictor(self.algorithm.global_model(self.task, self.server))
+
+    def personal(self, client: int) -> Predictor:
+        """The model of one client; one that never took part answers with what it would start from."""
+        self._require(PERSONAL)
+        if not 0 <= client < self.population:
+            raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
+        who = describe(self.task, client, self.labels, self.round)
+        own = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
+        ctx = Context(self.algorithm.send(self.task, self.server, who), own, who)
+        return self._predictor(self.algorithm.personal_model(self.task, ctx))
+
+    def _predictor(self, model: Model) -> Predictor:
+        return Predictor(self.task, self.algorithm, model, self.inputs)
+
+    def _require(self, answer: str) -> None:
+        answers: Iterable[str] = self.algorithm.answers_on(self.task)
+        if answer not in answers:
+            other = (
+                "personal models: ask for a client's" if answer == GLOBAL else "one global model: leave the client out"
+            )
+            raise ConfigError(f"{self.experiment.method_name} has no {answer} model", f"it gives {other}")
+
+
+def read_rows(path: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The rows of an image or an .npz file (its ``x``), as the model takes them, each with a name."""
+    if path.suffix == ".npz":
+        x = own.read_inputs(path)
+        names = [f"{path}[{i}]" for i in range(len(x))]
+    else:
+        x, names = own.read_image(path, channels=shape[0], size=shape[1:])[None], [str(path)]
+    if x.shape[1:] != shape:
+        raise DataError(f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}")
+    yield from zip(names, x, strict=True)
+
+
+@torch.no_grad()
+def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]]) -> Iterator[dict[str, Any]]:
+    """The class of each row and how sure the model is."""
+    for name, row in rows:
+        chances = model(torch.from_numpy(row[None])).softmax(1)[0]
+        best = int(chances.argmax())
+        yield {"input": name, "class": model.inputs.classes[best], "probability": float(chances[best])}

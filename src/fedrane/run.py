@@ -1,0 +1,450 @@
+"""The rounds: cohort, training, merging, evaluation, record, checkpoint; and on from there after a stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrane import data, engines, models, tree
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.data import partition as partitions
+from fedrane.data import plan
+from fedrane.data.dataset import Dataset
+from fedrane.data.own import MapStyle, from_torch
+from fedrane.engines import Engine, Trained
+from fedrane.errors import CheckpointError, ConfigError, Diverged
+from fedrane.evaluation import Metrics, evaluate
+from fedrane.experiment import PYTHON, Experiment
+from fedrane.federation import Federation
+from fedrane.folder import FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.predictor import Inputs, Models
+from fedrane.sgd import SGD
+from fedrane.task import State, Task
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Callback:
+    """What another logger hooks into; every method may stay as it is."""
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        """Before the first round of this process; ``history`` is what earlier ones recorded."""
+
+    def round(self, record: Metrics) -> None:
+        """After each round."""
+
+    def message(self, text: str) -> None:
+        """Something the user should know."""
+
+    def end(self, result: Result) -> None:
+        """After the last round, or when the run was asked to stop."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Models):
+    """A run in hand: what was measured, and the trained models."""
+
+    federation: Federation
+    history: list[Metrics]
+    finished: bool
+    folder: Path | None = None
+
+    @property
+    def summary(self) -> Metrics:
+        return summarise(self.experiment, self.history)
+
+
+Source = Dataset | MapStyle | None
+Network = nn.Module | models.Factory | None
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    dataset: Source = None,
+    model: Network = None,
+    callbacks: Sequence[Callback] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run an experiment from its start; with ``out``, in a folder from which it can be resumed.
+
+    ``dataset`` and ``model`` take the place of the experiment's own: a :class:`Dataset` or any map-style torch one; a
+    network (which keeps the weights it holds) or a function (input shape, classes) → network (which starts from the
+    seed), whose classifier the experiment names as ``model_head``.
+    """
+    folder = None if out is None else Folder(out)
+    if folder:
+        folder.require_free()
+    rows = as_dataset(experiment, dataset)
+    experiment = resolve(experiment, rows, dataset is not None, model is not None)
+    partition = make_partition(experiment, rows)
+    loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
+    with ExitStack() as cleanup:
+        if folder:
+            folder.create()  # only now: a mistake in the configuration leaves no folder behind
+            cleanup.callback(folder.close)
+            partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
+            facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
+            folder.write_json(FACTS, facts)
+            folder.write_config(experiment)  # last: a folder with a configuration can be resumed
+        return loop.go(None, [])
+
+
+def resume(
+    out: str | Path,
+    *,
+    dataset: Source = None,
+    model: Network = None,
+    callbacks: Sequence[Callback] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit."""
+    folder = Folder(out)
+    folder.open()
+    with ExitStack() as cleanup:
+        cleanup.callback(folder.close)
+        experiment = folder.read_config()
+        rows = as_dataset(experiment, dataset)
+        partition = partitions.load(folder.path / PARTITION, len(rows.y))
+        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
+        checkpoint, problems = folder.newest(loop.task.device)
+        for problem in problems:
+            loop.tell(f"{problem} Going on from an older checkpoint.")
+        return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
+
+
+def load(out: str | Path, *, model: Network = None) -> Models:
+    """The models of a run folder, finished or not; needs no dataset."""
+    folder = Folder(out)
+    folder.require_run()
+    experiment = folder.read_config().replace(device="cpu")
+    facts = folder.read_json(FACTS)
+    inputs = Inputs.from_dict(facts["inputs"])
+    checkpoint, _ = folder.newest()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
+        )
+    task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+    algorithm = algorithm_at(experiment, checkpoint.round)
+    labels = np.array(facts["labels"], dtype=np.int64)
+    return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
+
+
+def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
+    """The method, or in a round after the last, the part of its finale."""
+    stages = (experiment.algorithm, *experiment.algorithm.finale())
+    return stages[max(0, round - experiment.rounds)]
+
+
+# ---- making what a run needs
+
+
+def as_dataset(experiment: Experiment, given: Source) -> Dataset:
+    if given is None:
+        if experiment.dataset == PYTHON:
+            raise ConfigError(
+                "this run's dataset was handed over from Python", "it is not in the folder", "Pass dataset=… again"
+            )
+        root = Path(experiment.data_root) if experiment.data_root else None
+        return data.load(experiment.dataset, root, experiment.image_size)
+    return given if isinstance(given, Dataset) else from_torch(given)
+
+
+def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool) -> Experiment:
+    """The experiment with every ``auto`` replaced by what it came to."""
+    natural = experiment.partition.kind == "natural" and rows.client is not None
+    changes: dict[str, Any] = {
+        "dataset": PYTHON if own_data else _absolute(experiment.dataset, rows),
+        "model": PYTHON if own_model else automatic_model(experiment.model, rows.shape),
+        "device": str(pick_device(experiment.device)),
+        "clients": len(np.unique(rows.client)) if natural and rows.client is not None else experiment.clients,
+    }
+    return experiment.replace(**changes)
+
+
+def _absolute(name: str, rows: Dataset) -> str:
+    """A path in a run folder must hold wherever the run is resumed from."""
+    return name if rows.name == name else str(Path(name).resolve())
+
+
+def automatic_model(model: str, shape: tuple[int, ...]) -> str:
+    """The paper's choice: ConvNet for grey images, ResNet-18 for colour; an MLP for tables."""
+    if model != "auto":
+        return model
+    return "mlp" if len(shape) == 1 else "convnet" if shape[0] == 1 else "resnet18"
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={name} cannot be used: {reason}", remedy="Use device=auto or device=cpu") from error
+    return device
+
+
+def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
+    how = experiment.partition
+    return partitions.partition(rows.y, len(rows.classes), experiment.clients, how, experiment.seed, rows.client)
+
+
+def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
+    body, head = _network(experiment, shape, classes, given)
+    task = Task.build(
+        body,
+        head,
+        shape,
+        classes,
+        sgd=SGD(experiment.momentum, experiment.weight_decay, experiment.clip),
+        norm=experiment.norm,
+        seed=experiment.seed,
+        fresh=not isinstance(given, nn.Module),
+        dtype=DTYPES[experiment.precision],
+        device=torch.device(experiment.device),
+    )
+    return experiment.algorithm.prepare(task)
+
+
+def _network(
+    experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network
+) -> tuple[nn.Module, nn.Module]:
+    if given is None and experiment.model == PYTHON:
+        raise ConfigError("this run's network was handed over from Python", remedy="Pass model=… again")
+    if given is None and ":" not in experiment.model:
+        return models.build(experiment.model, shape, classes)
+    if given is None:
+        given = _factory(experiment.model)
+    if isinstance(given, nn.Module):
+        return models.split_head(given, experiment.model_head, shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        return models.split_head(given(shape, classes), experiment.model_head, shape)
+
+
+def _factory(name: str) -> models.Factory:
+    where, _, attribute = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location("fedrane_user_model", where) if Path(where).is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"model={name}: there is no Python file {where}", remedy="Write model=path.py:function")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    factory: models.Factory | None = getattr(module, attribute, None)
+    if factory is None:
+        raise ConfigError(f"{where} has no function {attribute!r}")
+    return factory
+
+
+# ---- the rounds
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A round to come: the method's own, or one of its finale."""
+
+    round: int
+    algorithm: Algorithm
+    engine: Engine
+    finale: bool
+
+
+class _Loop:
+    def __init__(
+        self,
+        experiment: Experiment,
+        rows: Dataset,
+        partition: partitions.Partition,
+        network: Network,
+        folder: Folder | None,
+        callbacks: Sequence[Callback],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.experiment, self.folder, self.callbacks, self.stop = experiment, folder, callbacks, stop
+        self.algorithm = experiment.algorithm
+        self.inputs = Inputs.of(rows)
+        self.task = make_task(experiment, rows.shape, len(rows.classes), network)
+        split = partitions.split(partition, experiment.seed, experiment.partition.test, experiment.validation)
+        self.federation = Federation.of(self.task, rows, split, experiment.batch, experiment.seed)
+        self.history: list[Metrics] = []
+        self.owns: dict[int, State] = {}
+
+    def tell(self, text: str) -> None:
+        for callback in self.callbacks:
+            callback.message(text)
+
+    def go(self, checkpoint: Checkpoint | None, history: list[Metrics]) -> Result:
+        self.history = history
+        if checkpoint is None:
+            self.server, done = self.algorithm.init(self.task, self.federation.roster), 0
+        else:
+            self.server, self.owns, done = checkpoint.server, dict(checkpoint.owns), checkpoint.round
+        stages = list(self._stages())
+        for callback in self.callbacks:
+            callback.begin(self.experiment, self.federation, history, len(stages))
+        finished = True
+        for stage in stages[done:]:
+            if not stage.finale and self._stalled():
+                continue
+            self._one_round(stage)
+            if self.stop() and stage is not stages[-1]:
+                finished = False
+                break
+        return self._end(finished)
+
+    def _stages(self) -> Iterator[_Stage]:
+        e = self.experiment
+        main = engines.make(e.engine, self.algorithm, self.federation)
+        for round in range(1, e.rounds + 1):  # noqa: A001
+            yield _Stage(round, self.algorithm, main, finale=False)
+        for extra, algorithm in enumerate(self.algorithm.finale(), 1):
+            yield _Stage(e.rounds + extra, algorithm, engines.make(e.engine, algorithm, self.federation), finale=True)
+
+    def _one_round(self, stage: _Stage) -> None:
+        e, number = self.experiment, stage.round
+        began = time.perf_counter()
+        cohort = self._cohort(stage)
+        lost = [] if stage.finale else plan.lost(e.seed, number, cohort, e.dropout)
+        answered = [k for k in cohort if k not in lost]
+        record: Metrics = {"round": number, "cohort": answered, "lost": lost}
+        rows = 0
+        if answered:
+            rate = e.lr * e.schedule.at(number, e.rounds)
+            epochs = stage.algorithm.local_epochs(e.epochs)
+            trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
+            record |= self._merge(stage, trained)
+            rows = trained.rows
+        seconds = time.perf_counter() - began
+        if self._due(stage):
+            record |= evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, number)
+        record["seconds"] = seconds
+        record["eval_seconds"] = time.perf_counter() - began - seconds
+        record["samples_per_second"] = rows / seconds
+        self._record(stage, record)
+
+    def _cohort(self, stage: _Stage) -> list[int]:
+        e = self.experiment
+        if stage.finale:
+            return list(range(self.federation.population))
+        return plan.cohort(e.seed, stage.round, self.federation.population, e.participation)
+
+    def _merge(self, stage: _Stage, trained: Trained) -> Metrics:
+        """The server's step; only now does what the clients kept become theirs."""
+        before = self.server.model.params
+        server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+        if not tree.finite(server):
+            raise self._diverged(stage.round, trained)
+        self.server = server
+        for k, own in trained.owns.items():
+            self.owns[k] = tree.map(torch.Tensor.contiguous, own)
+        record: Metrics = {
+            "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
+            "train/rows": trained.rows,
+            "bytes_down": trained.bytes_down,
+            "bytes_up": trained.bytes_up,
+        }
+        record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
+        if GLOBAL in stage.algorithm.answers_on(self.task) and trained.ups.model.params:
+            step = tree.sub({name: server.model.params[name] for name in trained.ups.model.params}, before)
+            record["cosine"] = tree.cosines(step, before, trained.ups.model.params)
+        return record
+
+    def _diverged(self, number: int, trained: Trained) -> Diverged:
+        clients = trained.cohort.index.tolist()
+        bad = [k for row, k in enumerate(clients) if not tree.finite(tree.row(trained.ups, row))]
+        return Diverged(
+            f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
+            "nothing after this would mean anything; the last checkpoint is from before it",
+            f"Use a smaller rate (lr is {self.experiment.lr}) or clip=10",
+        )
+
+    def _due(self, stage: _Stage) -> bool:
+        return stage.finale or stage.round % self.experiment.eval_every == 0 or stage.round == self.experiment.rounds
+
+    def _record(self, stage: _Stage, record: Metrics) -> None:
+        record = {key: _plain(value) for key, value in record.items()}
+        self.history.append(record)
+        if self.folder:
+            self.folder.append_metrics(record)
+            last = stage.finale or stage.round == self.experiment.rounds
+            if last or stage.round % self.experiment.checkpoint_every == 0 or self.stop() or self._stalled():
+                self.folder.save(Checkpoint(stage.round, self.server, self.owns))
+        for callback in self.callbacks:
+            callback.round(record)
+
+    def _stalled(self) -> bool:
+        """No rise of the validation accuracy in the last ``patience`` evaluations."""
+        patience = self.experiment.patience
+        seen = [r["validation/accuracy"] for r in self.history if r.get("validation/accuracy") is not None]
+        return patience > 0 and len(seen) > patience and max(seen[-patience:]) <= max(seen[:-patience])
+
+    def _end(self, finished: bool) -> Result:
+        done = int(self.history[-1]["round"]) if self.history else 0
+        result = Result(
+            self.experiment,
+            algorithm_at(self.experiment, done),
+            self.task,
+            self.inputs,
+            self.server,
+            self.owns,
+            self.federation.labels,
+            done,
+            self.federation,
+            self.history,
+            finished,
+            self.folder.path if self.folder else None,
+        )
+        if self.folder and finished:
+            self.folder.write_json(SUMMARY, result.summary)
+        for callback in self.callbacks:
+            callback.end(result)
+        return result
+
+
+def _weights(trained: Trained) -> list[float]:
+    sizes: list[float] = trained.cohort.size.double().tolist()
+    return sizes if sum(sizes) else [1.0] * len(sizes)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it; what is not finite becomes empty."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
+    """The last evaluation and the best one of each measure, by name and round."""
+    summary: Metrics = {
+        "method": experiment.method_name,
+        "seed": experiment.seed,
+        "rounds": history[-1]["round"] if history else 0,
+        "seconds": sum(r["seconds"] + r["eval_seconds"] for r in history),
+        "samples_per_second": sum(r.get("train/rows", 0) for r in history)
+        / max(sum(r["seconds"] for r in history), 1e-9),
+        "bytes_up": sum(r.get("bytes_up", 0) for r in history),
+        "bytes_down": sum(r.get("bytes_down", 0) for r in history),
+    }
+    for whose in (GLOBAL, PERSONAL):
+        measured = [r for r in history if r.get(f"{whose}/accuracy") is not None]
+        if measured:
+            best = max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+            for name, record in (("last", measured[-1]), ("best", best)):
+                picked = {k: v for k, v in record.items() if k.startswith(whose + "/") and not isinstance(v, list)}
+                summary[f"{whose}/{name}"] = {"round": record["round"], **picked}
+    return summary

@@ -1,0 +1,67 @@
+"""Stochastic gradient descent as a pure function, and the learning rate over rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrane import tree
+from fedrane.errors import ConfigError, nearest
+from fedrane.tree import Tensors
+
+SCHEDULES = ("constant", "step", "exponential", "cosine")
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Momentum and weight decay with the conventions of ``torch.optim.SGD``; momentum starts at zero
+    in every round, and only the parameters handed over are touched, so a frozen one has neither decay nor momentum."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    """Largest length of the whole gradient; 0 means any."""
+
+    def init(self, params: Tensors) -> Tensors:
+        return tree.zeros_like(params) if self.momentum else {}
+
+    def update(self, params: Tensors, grads: Tensors, velocity: Tensors, rate: Tensor) -> tuple[Tensors, Tensors]:
+        if self.clip:
+            grads = tree.scale(grads, (self.clip / (tree.norm(grads) + 1e-6)).clamp(max=1))
+        if self.weight_decay:
+            grads = {name: grads[name] + self.weight_decay * params[name] for name in params}
+        if self.momentum:
+            velocity = {name: self.momentum * velocity[name] + grads[name] for name in params}
+            grads = velocity
+        return {name: torch.sub(params[name], rate * grads[name]) for name in params}, velocity
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate's factor in a round."""
+
+    kind: str = "constant"
+    factor: float = 0.99
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCHEDULES:
+            raise ConfigError(f"schedule.kind={self.kind!r} is not known", remedy=nearest(self.kind, SCHEDULES))
+        if not 0 < self.factor <= 1:
+            raise ConfigError(f"schedule.factor={self.factor}", "the rate is multiplied by it", "Use 0 < factor <= 1")
+        if self.every < 1:
+            raise ConfigError(f"schedule.every={self.every}", "it counts rounds", "Use 1 or more")
+
+    def at(self, round: int, rounds: int) -> float:
+        """For rounds 1, 2, …, of ``rounds`` in all; later ones (a finale) keep the last."""
+        done = min(round, rounds) - 1
+        if self.kind == "exponential":
+            return self.factor**done
+        if self.kind == "step":
+            return float(self.factor ** (done // self.every))
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done / rounds))
+        return 1.0

@@ -1,0 +1,191 @@
+"""What is learnt: a network as pure functions of its parameters, and losses over the rows that count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedrane.data.streams import key
+from fedrane.models.layers import Pass, within
+from fedrane.models.norms import convert, norm_names
+from fedrane.sgd import SGD
+from fedrane.tree import Tensors
+
+
+class Model(NamedTuple):
+    """A network's tensors: what gradients move, and BatchNorm's running statistics."""
+
+    params: Tensors
+    stats: Tensors
+
+
+class State(NamedTuple):
+    """What is kept (server, own) or travels (down, up): a model, or a part of one, and what a method adds to it."""
+
+    model: Model
+    extra: dict[str, Any]
+    """A tree of tensors in dicts."""
+
+
+class Batch(NamedTuple):
+    """Rows of one training step. All batches have one length; rows that only fill it up are not live."""
+
+    x: Tensor
+    y: Tensor
+    live: Tensor
+    key: Tensor
+    """Where the step's noise comes from: a number made of (seed, round, client, step)."""
+    full: bool = False
+    """Known in advance that every row is live; faster paths may use it, results are the same."""
+
+
+class Client(NamedTuple):
+    """What a client knows of itself; stacked, a cohort. ``labels`` (its class counts) never reaches the server."""
+
+    index: Tensor  # type: ignore[assignment]  # a tuple's method of that name is not needed here
+    size: Tensor
+    labels: Tensor | None
+    steps: Tensor
+    round: Tensor
+    rate: Tensor
+    population: int
+
+
+class Roster(NamedTuple):
+    """What the server knows before the first round: how many training rows each client has."""
+
+    sizes: Tensor
+
+
+class Context(NamedTuple):
+    """All a client knows while it trains: what came down, what it kept, and who it is."""
+
+    down: State
+    own: State
+    client: Client
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The network's parts (``body``, ``head`` and whatever branches a method adds), how they start, and the optimiser.
+
+    Parameters are named ``part.layer.weight``. Each layer starts from its own stream, keyed by the seed and its name,
+    so that a branch more or less does not change the others.
+    """
+
+    parts: Mapping[str, nn.Module]
+    classes: int
+    width: int
+    """How many features the body gives."""
+    sgd: SGD = field(default_factory=SGD)
+    norm: str = "shared"
+    seed: int = 0
+    fresh: bool = True
+    """Draw the first parameters from the seed; otherwise the network starts from the weights it holds."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def build(cls, body: nn.Module, head: nn.Module, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
+        """A task on rows of that shape; the width of the features is read off one row."""
+        parts = {"body": copy.deepcopy(body), "head": copy.deepcopy(head)}
+        parts = {part: convert(module, part, settings.get("norm", "shared")) for part, module in parts.items()}
+        task = cls(parts, classes, width=0, **settings)
+        with torch.no_grad():
+            row = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
+            width = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device)).body(row).shape[-1]
+        return replace(task, width=width)
+
+    def __post_init__(self) -> None:
+        for module in self.parts.values():
+            module.to(device=self.device, dtype=self.dtype)
+
+    def add(self, part: str, module: nn.Module) -> Task:
+        """The task with one more branch, or with one replaced."""
+        new = convert(copy.deepcopy(module), part, self.norm)
+        return replace(self, parts={**self.parts, part: new})
+
+    def init(self) -> Model:
+        """The first model."""
+        params: Tensors = {}
+        stats: Tensors = {}
+        for part, module in self.parts.items():
+            first = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
+            for path, layer in first.named_modules():
+                if self.fresh and hasattr(layer, "reset_parameters"):
+                    with torch.random.fork_rng(devices=[]):
+                        torch.manual_seed(key(self.seed, "init", f"{part}.{path}"))
+                        layer.reset_parameters()
+            params |= {f"{part}.{name}": self._own(p) for name, p in first.named_parameters()}
+            stats |= {f"{part}.{name}": self._own(b) for name, b in first.named_buffers() if self._is_stat(name)}
+        return Model(params, stats)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().to(device=self.device, dtype=self.dtype)
+
+    @staticmethod
+    def _is_stat(name: str) -> bool:
+        return name.endswith(("running_mean", "running_var"))
+
+    @cached_property
+    def norm_names(self) -> frozenset[str]:
+        return frozenset(name for part, module in self.parts.items() for name in norm_names(module, part))
+
+    def private(self, name: str) -> bool:
+        """Kept with the client whatever the method: normalisation layers under the policy ``local``."""
+        return self.norm == "local" and name in self.norm_names
+
+    def training(self, model: Model, batch: Batch) -> Net:
+        """The network on a training batch."""
+        return Net(self, model, Pass(True, batch.live, batch.full, batch.key))
+
+    def answering(self, model: Model, live: Tensor) -> Net:
+        """The network as it is used."""
+        return Net(self, model, Pass(False, live, full=False))
+
+
+class Net:
+    """A network bound to a model for one pass; lives inside one hook. ``stats`` are the statistics after it."""
+
+    def __init__(self, task: Task, model: Model, now: Pass) -> None:
+        self._task, self._model, self._now = task, model, now
+
+    def part(self, name: str, x: Tensor) -> Tensor:
+        """What the named branch makes of ``x``."""
+        prefix = name + "."
+        tensors = {
+            key.removeprefix(prefix): value
+            for tensors in (self._model.params, self._model.stats)
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+        with within(self._now):
+            out: Tensor = functional_call(self._task.parts[name], tensors, (x,), strict=False)
+        return out
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.part("body", x)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.part("head", features)
+
+    @property
+    def stats(self) -> Tensors:
+        return {**self._model.stats, **self._now.fresh}
+
+
+def mean_over_live(values: Tensor, live: Tensor) -> Tensor:
+    """The mean over live rows; a dead row may hold anything."""
+    return torch.where(live, values, 0).sum() / live.sum().clamp(min=1)
+
+
+def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
+    return mean_over_live(F.cross_entropy(scores, batch.y, reduction="none"), batch.live)

@@ -1,0 +1,164 @@
+"""Arithmetic on trees of tensors: a tensor, or a dict or a named tuple of trees.
+
+Everything that is kept or travels is such a tree, so one set of functions serves models, control variates, momenta and
+uploads alike. All functions are pure.
+
+>>> import torch
+>>> tree = {"a": torch.ones(2), "b": {"c": torch.zeros(3)}}
+>>> sorted(flatten(tree))
+['a', 'b/c']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+SEPARATOR = "/"
+
+
+def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:  # noqa: A001 - always used as tree.map
+    """Apply ``f`` to corresponding leaves of trees of one shape."""
+    if isinstance(tree, Tensor):
+        return f(tree, *rest)  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        others: Any = rest
+        mapped: Any = {name: map(f, value, *(other[name] for other in others)) for name, value in tree.items()}
+        return mapped  # type: ignore[no-any-return]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map(f, *parts) for parts in zip(tree, *rest, strict=True)))
+    raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__}")
+
+
+def _walk(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+        return
+    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if not isinstance(tree, dict):
+        raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__} at {prefix!r}")
+    for name, value in tree.items():
+        yield from _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name))
+
+
+def flatten(tree: Any) -> Tensors:
+    """All leaves by their path."""
+    return dict(_walk(tree, ""))
+
+
+def nest(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The dicts that :func:`flatten` made one level of (named tuples come back as dicts)."""
+    root: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *above, last = path.split(SEPARATOR)
+        node = root
+        for name in above:
+            node = node.setdefault(name, {})
+        node[last] = leaf
+    return root
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    return [leaf for _, leaf in _walk(tree, "")]
+
+
+def nbytes(tree: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def finite(tree: Any) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
+
+
+def equal(a: Any, b: Any) -> bool:
+    """The same paths and the same bytes (NaN equals NaN)."""
+    a, b = flatten(a), flatten(b)
+    return a.keys() == b.keys() and all(_same(a[path], b[path]) for path in a)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Trees of one shape as one tree whose leaves have a row for each."""
+    return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def row(tree: T, index: int) -> T:
+    """One of the trees that :func:`stack` put together."""
+    return map(lambda leaf: leaf[index], tree)
+
+
+def add(a: T, b: T) -> T:
+    return map(torch.add, a, b)
+
+
+def sub(a: T, b: T) -> T:
+    return map(torch.sub, a, b)
+
+
+def scale(tree: T, factor: float | Tensor) -> T:
+    return map(lambda leaf: leaf * factor, tree)
+
+
+def zeros_like(tree: T) -> T:
+    return map(torch.zeros_like, tree)
+
+
+def dot(a: Any, b: Any) -> Tensor:
+    """The inner product of two trees of one shape."""
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    return torch.stack([(x * y).sum() for x, y in pairs]).sum()
+
+
+def norm(tree: Any) -> Tensor:
+    return dot(tree, tree).sqrt()
+
+
+def pick(tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> Tensors:
+    """The tensors whose name is wanted."""
+    return {name: value for name, value in tensors.items() if wanted(name)}
+
+
+def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
+    """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; what is not in ``rows`` stays.
+
+    Written through the deviations, so that rows equal to the base leave it as it is to the last bit. A row of weight
+    zero is not multiplied but left out: it may hold anything, NaN included.
+    """
+    used = [k for k, weight in enumerate(weights.tolist()) if weight != 0]
+    moved = dict(base)
+    for name, stacked in rows.items():
+        if used:
+            deviations = stacked[used] - base[name]
+            share = weights[used].to(deviations.dtype)
+            moved[name] = base[name] + torch.tensordot(share, deviations, dims=1)
+    return moved
+
+
+def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
+    """The cosine between a step and each row's deviation from the base, accumulated in float64; 0 beside a zero."""
+    count = len(next(iter(rows.values()))) if rows else 0
+    dots, squares, length = [0.0] * count, [0.0] * count, 0.0
+    for name, stacked in rows.items():
+        direction = step[name].double().flatten()
+        length += float(direction @ direction)
+        for k in range(count):
+            deviation = (stacked[k] - base[name]).double().flatten()
+            dots[k] += float(deviation @ direction)
+            squares[k] += float(deviation @ deviation)
+    return [d / math.sqrt(s * length) if s * length > 0 else 0.0 for d, s in zip(dots, squares, strict=True)]
+
+
+def concat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -1,0 +1,437 @@
+"""Partitions: each row has one owner, nobody is left with too little, and only whole files are trusted."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedrane.data import partition as module
+from fedrane.data.partition import KINDS, Partition, Partitioning, load, partition, save, split
+from fedrane.errors import ConfigError, DataError
+
+MADE = [kind for kind in KINDS if kind != "natural"]
+quick = settings(deadline=None, max_examples=60)
+
+
+def labels(rows: int, classes: int, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, classes, rows)
+
+
+def same(one: Partition, other: Partition) -> bool:
+    return len(one.clients) == len(other.clients) and all(map(np.array_equal, one.clients, other.clients))
+
+
+def skew(made: Partition, y: NDArray[np.int64], classes: int) -> float:
+    """The mean share of a client's most numerous class."""
+    counts = made.counts(y, classes)
+    return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning, int]:
+    clients, minimum, classes = draw(st.integers(1, 500)), draw(st.integers(2, 6)), draw(st.integers(1, 30))
+    rows = clients * minimum + draw(st.integers(0, 1500))
+    how = Partitioning(
+        kind=draw(st.sampled_from(MADE)),
+        alpha=draw(st.sampled_from([5e-324, 1e-300, 1e-4, 1.7e308]) | st.floats(0.01, 100)),
+        shards=draw(st.integers(1, minimum)),
+        minimum=minimum,
+    )
+    # The last class may have no rows, and the data may come sorted by label.
+    y = labels(rows, max(classes - draw(st.integers(0, 1)), 1), draw(st.integers(0, 9)))
+    return (np.sort(y) if draw(st.booleans()) else y), classes, clients, how, draw(st.integers(0, 2**32))
+
+
+@quick
+@given(requests())
+def test_each_row_has_one_owner_and_nobody_has_too_little(
+    request_: tuple[NDArray[np.int64], int, int, Partitioning, int],
+) -> None:
+    y, classes, clients, how, seed = request_
+    made = partition(y, classes, clients, how, seed)
+    assert len(made.clients) == clients
+    assert np.array_equal(np.sort(np.concatenate(made.clients)), np.arange(len(y)))
+    assert all((np.diff(rows) > 0).all() and rows.dtype == np.int64 for rows in made.clients)
+    assert made.sizes.min() >= how.minimum
+    assert made.counts(y, classes).sum(axis=0).tolist() == np.bincount(y, minlength=classes).tolist()
+    assert same(made, partition(y, classes, clients, how, seed))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_another_seed_is_another_partition(kind: str) -> None:
+    y = labels(2000, 10)
+    made = [partition(y, 10, 20, Partitioning(kind), seed) for seed in (0, 1)]
+    assert not same(*made)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("minimum", [2, 120])
+def test_many_clients_and_strong_skew_take_no_time(kind: str, minimum: int) -> None:
+    y = labels(60_000, 10)
+    start = time.perf_counter()
+    made = partition(y, 10, 500, Partitioning(kind, alpha=0.01, minimum=minimum), 0)
+    assert time.perf_counter() - start < 1
+    assert made.sizes.min() >= minimum
+
+
+def test_dirichlet_counts_are_those_of_every_earlier_release() -> None:
+    y = np.arange(60) % 3
+    assert partition(y, 3, 4, Partitioning(minimum=2), 0).counts(y, 3).tolist() == [
+        [0, 1, 1],
+        [8, 12, 1],
+        [0, 7, 13],
+        [12, 0, 5],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-capped"])
+def test_a_smaller_alpha_gives_more_skew(kind: str) -> None:
+    y = labels(20_000, 10)
+    found = [
+        skew(partition(y, 10, 50, Partitioning(kind, alpha=alpha), 0), y, 10) for alpha in (0.01, 0.1, 0.5, 5, 1e6)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.9
+    assert found[-1] < 0.12
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
+    y, clients, alpha = np.zeros(10_000, dtype=np.int64), 5, 0.4
+    shares = np.array(
+        [partition(y, 1, clients, Partitioning(alpha=alpha, minimum=2), seed).sizes / len(y) for seed in range(600)]
+    )
+    mean = 1 / clients
+    assert shares.mean(axis=0) == pytest.approx(mean, abs=0.04)
+    assert shares.var(axis=0) == pytest.approx(mean * (1 - mean) / (clients * alpha + 1), abs=0.012)
+
+
+def test_no_client_gains_by_its_place() -> None:
+    y = np.arange(2000) % 100
+    sizes = np.mean([partition(y, 100, 10, Partitioning(minimum=2), seed).sizes for seed in range(100)], axis=0)
+    assert sizes == pytest.approx(200, abs=15)
+
+
+@quick
+@given(st.integers(0, 200), st.sampled_from([0.01, 0.1, 0.5, 5.0]), st.integers(2, 40), st.integers(2, 10))
+def test_capped_gives_a_client_at_its_share_nothing_of_later_classes(
+    seed: int, alpha: float, clients: int, minimum: int
+) -> None:
+    y = labels(997, 8)
+    counts = partition(y, 8, clients, Partitioning("dirichlet-capped", alpha, minimum=minimum), seed).counts(y, 8)
+    held_before = np.cumsum(counts, axis=1) - counts
+    assert (counts[held_before * clients >= len(y)] == 0).all()
+
+
+def test_capped_sizes_are_more_even_than_plain() -> None:
+    y = labels(10_000, 10)
+    plain, capped = (partition(y, 10, 20, Partitioning(kind, 0.3), 3) for kind in ("dirichlet", "dirichlet-capped"))
+    assert capped.sizes.std() < plain.sizes.std()
+
+
+@pytest.mark.parametrize("clients", [1, 3, 7, 10])
+def test_iid_sizes_differ_by_one_and_labels_are_mixed(clients: int) -> None:
+    y = np.sort(labels(5000, 10))
+    made = partition(y, 10, clients, Partitioning("iid"), 0)
+    assert made.sizes.max() - made.sizes.min() <= 1
+    assert skew(made, y, 10) < 0.16
+
+
+def test_quantity_skews_sizes_but_not_labels() -> None:
+    y = np.sort(labels(20_000, 4))
+    made = partition(y, 4, 20, Partitioning("quantity", alpha=0.2, minimum=200), 0)
+    assert made.sizes.max() > 10 * made.sizes.min()
+    assert skew(made, y, 4) < 0.32  # clients brought up to the minimum included
+
+
+@quick
+@given(st.integers(1, 4), st.integers(0, 50))
+def test_a_shard_adds_at_most_its_classes(shards: int, seed: int) -> None:
+    y = np.random.default_rng(0).permutation(np.arange(1200) % 10)
+    made = partition(y, 10, 10, Partitioning("shards", shards=shards), seed)
+    assert set(made.sizes.tolist()) == {120}
+    # Shards of 120 / shards rows against classes of 120 rows: none touches more than two classes.
+    assert (made.counts(y, 10) > 0).sum(axis=1).max() <= 2 * shards
+
+
+def test_shards_that_fit_the_classes_give_each_client_two_of_them_at_most() -> None:
+    y = np.arange(2000) % 10
+    assert ((partition(y, 10, 10, Partitioning("shards"), 0).counts(y, 10) > 0).sum(axis=1) <= 2).all()
+
+
+def test_more_shards_than_rows_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"200 shards .* of 100 rows.*partition\.shards=10 or less"):
+        partition(labels(100, 2), 2, 10, Partitioning("shards", shards=20), 0)
+
+
+@quick
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.data())
+def test_rows_are_taken_from_the_highest_one_by_one(heights: list[int], data: st.DataObject) -> None:
+    total = data.draw(st.integers(0, sum(heights)))
+    left = list(heights)
+    for _ in range(total):
+        left[left.index(max(left))] -= 1
+    taken = module._skim(np.array(heights), total)
+    assert taken.sum() == total
+    assert (taken >= 0).all()
+    assert sorted(np.array(heights) - taken) == sorted(left)
+
+
+def test_repair_takes_from_the_largest_its_most_numerous_class_and_keeps_the_skew() -> None:
+    counts = np.array([[50, 20, 0], [0, 3, 9], [0, 0, 0], [0, 1, 0]])
+    repaired = module._repair(counts, 5)
+    assert repaired.tolist() == [[41, 20, 0], [0, 3, 9], [5, 0, 0], [4, 1, 0]]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_more_clients_than_rows_allow_is_one_clear_error(kind: str) -> None:
+    with pytest.raises(DataError, match=r"clients=9 or fewer or partition\.minimum=4 or less"):
+        partition(labels(99, 3), 3, 20, Partitioning(kind), 0)
+    with pytest.raises(DataError, match=r"fewer clients and a smaller partition\.minimum"):
+        partition(labels(9, 3), 3, 20, Partitioning(kind), 0)
+    with pytest.raises(DataError, match=r"Use clients=9 or fewer\.$"):
+        partition(labels(99, 3), 3, 60, Partitioning(kind), 0)
+
+
+@pytest.mark.parametrize("clients", [0, -1])
+def test_the_number_of_clients_is_needed(clients: int) -> None:
+    with pytest.raises(DataError, match="such as clients=20"):
+        partition(labels(99, 3), 3, clients, Partitioning(), 0)
+
+
+NATURAL = Partitioning("natural")
+
+
+@pytest.mark.parametrize("clients", [0, 3])
+def test_natural_clients_keep_their_rows_even_below_the_minimum(clients: int) -> None:
+    owner = np.array([2, 0, 2, 5, 0, 5, 5])
+    made = partition(labels(7, 2), 2, clients, NATURAL, 0, owner)
+    assert [rows.tolist() for rows in made.clients] == [[1, 4], [0, 2], [3, 5, 6]]
+
+
+def test_natural_errors() -> None:
+    owner = np.array([0, 0, 1, 1, 7])
+    with pytest.raises(DataError, match=r"has 3 clients, but clients=4.*Use clients=3, or clients=0"):
+        partition(labels(5, 2), 2, 4, NATURAL, 0, owner)
+    with pytest.raises(DataError, match=r"^client 7 has only 1 row"):
+        partition(labels(5, 2), 2, 0, NATURAL, 0, owner)
+    with pytest.raises(DataError, match=r"^client 3 \(and 1 more\) has only 1 row"):
+        partition(labels(4, 2), 2, 0, NATURAL, 0, np.array([0, 0, 3, 4]))
+    with pytest.raises(DataError, match=r"names no clients.*partition\.kind=dirichlet"):
+        partition(labels(5, 2), 2, 0, NATURAL, 0)
+
+
+@pytest.mark.parametrize("clients", [(), (np.array([0, 1]), np.array([1, 2])), (np.array([0]), np.array([2]))])
+def test_a_partition_that_is_none_is_refused(clients: tuple[NDArray[np.int64], ...]) -> None:
+    with pytest.raises(DataError):
+        Partition(clients)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "dirichlett"}, r"partition\.kind=dirichlett.*Did you mean 'dirichlet'\? Known: natural, iid"),
+        ({"alpha": 0.0}, r"partition\.alpha=0\.0"),
+        ({"alpha": -1.0}, r"partition\.alpha=-1\.0"),
+        ({"alpha": float("inf")}, r"partition\.alpha=inf"),
+        ({"alpha": float("nan")}, r"partition\.alpha=nan"),
+        ({"shards": 0}, r"partition\.shards=0"),
+        ({"minimum": 1}, r"partition\.minimum=1\b"),
+        ({"test": 0.0}, r"partition\.test=0\.0"),
+        ({"test": 1.0}, r"partition\.test=1\.0"),
+        ({"test": float("nan")}, r"partition\.test=nan"),
+    ],
+)
+def test_every_wrong_setting_says_what_to_do(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Partitioning(**wrong)  # type: ignore[arg-type]
+    assert caught.value.why
+    assert caught.value.remedy
+
+
+def one_client(rows: int) -> Partition:
+    return Partition((np.arange(rows),))
+
+
+@quick
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=12),
+    st.floats(0.01, 0.99),
+    st.floats(0, 0.99),
+    st.integers(0, 1000),
+)
+def test_a_split_uses_each_row_once_and_empties_nobody(
+    sizes: list[int], test: float, validation: float, seed: int
+) -> None:
+    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    whole = partition(np.zeros_like(owner), 1, 0, NATURAL, 0, owner)
+    parts = split(whole, seed, test, validation)
+    for rows, *pieces in zip(whole.clients, parts.train, parts.validation, parts.test, strict=True):
+        assert np.array_equal(np.sort(np.concatenate(pieces)), rows)
+        assert all((np.diff(piece) > 0).all() for piece in pieces)
+        trained, held, tested = map(len, pieces)
+        assert trained >= 1
+        assert tested >= 1
+        assert held >= (validation > 0 and len(rows) >= 3)
+        assert held == 0 or validation > 0
+        assert abs(tested - test * len(rows)) <= 0.5 or tested in (1, len(rows) - 2)
+    for one, other in zip(parts.test, split(whole, seed, test).test, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_split_shares_are_those_asked_for_and_follow_the_seed() -> None:
+    parts = split(one_client(1000), 0, validation=0.2)
+    assert (len(parts.train[0]), len(parts.validation[0]), len(parts.test[0])) == (600, 150, 250)
+    assert not np.array_equal(parts.test[0], split(one_client(1000), 1).test[0])
+    assert np.array_equal(parts.test[0], split(one_client(1000), 0).test[0])
+
+
+def test_clients_of_one_size_split_differently() -> None:
+    parts = split(Partition((np.arange(100), np.arange(100, 200))), 0)
+    assert not np.array_equal(parts.test[0], parts.test[1] - 100)
+
+
+def test_split_errors() -> None:
+    with pytest.raises(DataError, match=r"client 0 holds 1 row.*partition\.minimum=2"):
+        split(one_client(1), 0)
+    with pytest.raises(ConfigError, match=r"partition\.test=1\.5"):
+        split(one_client(9), 0, test=1.5)
+    for validation in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="validation="):
+            split(one_client(9), 0, validation=validation)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Partition, Path]:
+    made = partition(labels(300, 5), 5, 8, Partitioning(), 0)
+    path = tmp_path / "made" / "partition.npz"
+    save(made, path, dataset="digits", seed=0)
+    return made, path
+
+
+def test_a_saved_partition_comes_back(saved: tuple[Partition, Path]) -> None:
+    made, path = saved
+    assert same(load(path, rows=300), made)
+    assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
+    with np.load(path, allow_pickle=False) as file:
+        assert json.loads(str(file["meta"])) == {"dataset": "digits", "seed": 0}
+
+
+def test_saving_replaces_the_file(saved: tuple[Partition, Path]) -> None:
+    _, path = saved
+    save(one_client(20), path)
+    assert same(load(path, rows=20), one_client(20))
+
+
+def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    made, path = saved
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot be written to .*no space left"):
+        save(one_client(20), path)
+    assert same(load(path, rows=300), made)
+    assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
+
+
+def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
+    made, path = saved
+    how = Partitioning("iid", file=str(path))
+    assert same(partition(labels(300, 5), 5, 8, how, 99), made)
+    assert same(partition(labels(300, 5), 5, 0, how, 99), made)
+    with pytest.raises(DataError, match=r"has 8 clients, but clients=9"):
+        partition(labels(300, 5), 5, 9, how, 99)
+
+
+def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
+    with pytest.raises(DataError, match=r"300 rows \(dataset=digits, seed=0\).*has 301: the file belongs to another"):
+        load(saved[1], rows=301)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(DataError, match=r"no partition can be read.*Check partition\.file"):
+            load(path, rows=3)
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    for path in (tmp_path / "taken", tmp_path / "taken" / "file" / "below.npz"):
+        with pytest.raises(DataError, match="cannot be written"):
+            save(one_client(3), path)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_a_broken_file_is_refused_or_still_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("broken") / "partition.npz"
+    made = partition(labels(60, 3), 3, 4, Partitioning(), 0)
+    save(made, path)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        place = data.draw(st.integers(0, len(content) - 1))
+        byte = data.draw(st.integers(0, 255))
+        assume(content[place] != byte)
+        content[place] = byte
+    path.write_bytes(content)
+    try:
+        found = load(path, rows=60)
+    except DataError:
+        return
+    assert same(found, made)  # some bytes of an archive, such as its dates, mean nothing
+
+
+GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("{}")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": np.array([0, 1, 2, 3, 4, 4])},
+        {"rows": np.array([0, 1, 2, 3, 4, 6])},
+        {"rows": np.arange(6) - 1},
+        {"rows": np.arange(6.0)},
+        {"rows": np.arange(6).reshape(2, 3)},
+        {"offsets": np.array([0, 2, 5])},
+        {"offsets": np.array([1, 2, 6])},
+        {"offsets": np.array([0, 4, 2, 6])},
+        {"offsets": np.array([], dtype=np.int64)},
+        {"meta": np.array("{")},
+        {"meta": np.array("[]")},
+        {"rows": np.array([None] * 6)},
+    ],
+)
+def test_an_archive_of_other_arrays_is_refused(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
+    path = tmp_path / "other.npz"
+    np.savez(path, **GOOD)
+    assert load(path, rows=6).sizes.tolist() == [2, 4]
+    np.savez(path, **(GOOD | change))
+    with pytest.raises(DataError, match=r"not a partition, or is corrupt"):
+        load(path, rows=6)
+
+
+@pytest.mark.parametrize("missing", sorted(GOOD))
+def test_an_archive_without_an_array_is_refused(tmp_path: Path, missing: str) -> None:
+    np.savez(tmp_path / "less.npz", **{name: array for name, array in GOOD.items() if name != missing})
+    with pytest.raises(DataError, match="not a partition"):
+        load(tmp_path / "less.npz", rows=6)
+
+
+@pytest.mark.parametrize("content", [b"", b"client,row\n0,1\n"])
+def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "text.npz").write_bytes(content)
+    np.save(tmp_path / "array.npy", np.arange(3))
+    for name in ("text.npz", "array.npy"):
+        with pytest.raises(DataError, match="not a partition"):
+            load(tmp_path / name, rows=3)
