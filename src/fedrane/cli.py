@@ -370,11 +370,8 @@ def check_command(method: Annotated[str, typer.Argument(help="A method's name, o
     for law in conformance.LAWS:
         problem = conformance.check(entry.kind(**entry.preset), law)
         failed += problem is not None
-        console.print(
-            f"[green]holds[/]  {law.__name__.replace('_', ' ')}"
-            if problem is None
-            else f"[red]fails[/]  {_escape(problem)}"
-        )
+        said = f"[green]holds[/]  {conformance.title(law)}" if problem is None else f"[red]fails[/]  {_escape(problem)}"
+        console.print(said, highlight=False, soft_wrap=True)
     console.print(f"{len(conformance.LAWS) - failed} of {len(conformance.LAWS)} laws hold")
     if failed:
         raise typer.Exit(1)

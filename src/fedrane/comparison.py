@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
-from fedrane.folder import SUMMARY, Folder, write_atomically
+from fedrane.files import write_atomically
+from fedrane.folder import SUMMARY, Folder
 from fedrane.run import Callback, resume, run
 
 COLUMNS = (
@@ -73,10 +74,10 @@ class Comparison:
 
     def table(self) -> Table:
         """For the terminal, the best of each column bold."""
-        table = Table(caption=self.caption, caption_justify="left")
-        table.add_column("method")
-        for title in (*(title for title, _, _ in COLUMNS), "samples/s"):
-            table.add_column(title, justify="right")
+        table = Table(caption=self.caption, caption_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("method", no_wrap=True)
+        for title in (*(title.replace(" ", "\n") for title, _, _ in COLUMNS), "samples\n/s"):
+            table.add_column(title, justify="right", no_wrap=True)
         best = [max(self.cell(name, *column).mean or -math.inf for name in self.runs) for _, *column in COLUMNS]
         for row in self.rows():
             means = [self.cell(row[0], *column).mean for _, *column in COLUMNS]
@@ -88,9 +89,6 @@ class Comparison:
         head = ["method", *(title for title, _, _ in COLUMNS), "samples/s"]
         lines = [head, ["---"] + ["---:"] * (len(head) - 1), *self.rows()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}\n"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"runs": self.runs}
 
 
 def compare(

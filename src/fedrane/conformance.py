@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,15 @@ def check(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> str | None:
     try:
         law(algorithm)
     except Broken as broken:
-        return f"{law.__name__.replace('_', ' ')}: {broken}"
+        return f"{title(law)}: {broken}"
+    except Exception as error:  # noqa: BLE001 - whatever a method raises, it is the method that fails
+        where = "; ".join(getattr(error, "__notes__", []))
+        return f"{title(law)}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     return None
+
+
+def title(law: Callable[[Algorithm], None]) -> str:
+    return law.__name__.replace("_", " ")
 
 
 # ---- a small federation
@@ -170,12 +178,10 @@ def hooks_leave_their_inputs_unchanged(algorithm: Algorithm) -> None:
 
 def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2, participation=0.6)
-    with tempfile.TemporaryDirectory() as path:
-        folder = Folder(Path(path))
+    with tempfile.TemporaryDirectory() as path, closing(Folder(Path(path))) as folder:
         folder.create()
         folder.save(Checkpoint(2, result.server, dict(result.owns)))
         read, _ = folder.newest()
-        folder.close()
     need(read is not None and read.round == 2, "the checkpoint is gone")
     if read is not None:
         same = tree.equal(read.server, result.server) and read.owns.keys() == result.owns.keys()

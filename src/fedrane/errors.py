@@ -27,6 +27,10 @@ class CheckpointError(FedraneError):
     """A run folder or a checkpoint that cannot be read or written."""
 
 
+class FileError(FedraneError):
+    """A file that cannot be written."""
+
+
 class Diverged(FedraneError):  # noqa: N818 - it says what happened
     """Training has left the finite numbers."""
 

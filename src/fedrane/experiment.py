@@ -242,8 +242,10 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool | str):
-        return json.dumps(str(value) if isinstance(value, str) else value)
+    if isinstance(value, str):  # TOML's basic strings are JSON's, but for the delete character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return repr(value)

@@ -6,8 +6,6 @@ checkpoint therefore never lacks a line, and lines beyond it are cut off when th
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import re
@@ -22,6 +20,7 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError
 from fedrane.experiment import Experiment
+from fedrane.files import clear_errors, settle, write_atomically
 from fedrane.task import Model, State
 
 try:
@@ -32,7 +31,7 @@ except ImportError:  # not a Unix: the folder is not locked there
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 FACTS, PARTITION = "facts.json", "partition.npz"
 KEPT = 2
-FORMAT = "1"
+FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second"})
 """The entries of a metrics line that differ from one run to the next."""
 
@@ -41,46 +40,6 @@ class Checkpoint(NamedTuple):
     round: int
     server: State
     owns: dict[int, State]
-
-
-@contextlib.contextmanager
-def clear_errors(path: Path) -> Iterator[None]:
-    """What the system says of a write, as one line that tells what is safe."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = str(error)
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or re.search(
-            r"os error (28|27|122)\b", reason
-        )
-        why = "there is no room for it" if full else f"the system says: {reason}"
-        raise CheckpointError(
-            f"{path} cannot be written",
-            why,
-            "What was saved before is untouched: make room, then 'fedrane resume' the run"
-            if full
-            else "Choose a folder you may write to with --out",
-        ) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    with clear_errors(path):
-        part = path.with_name(path.name + ".part")
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _settle(part, path)
-
-
-def _settle(part: Path, path: Path) -> None:
-    """Put a finished file in place, so that either the old or the new one survives whatever happens."""
-    part.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Folder:
@@ -215,7 +174,7 @@ class Folder:
             except (OSError, SafetensorError):
                 part.unlink(missing_ok=True)
                 raise
-            _settle(part, path)
+            settle(part, path)
             for old in self.checkpoints()[:-KEPT]:
                 old.unlink()
         return path
@@ -236,16 +195,29 @@ class Folder:
 
 
 def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
-    """Tensors by path, and as text what tensors cannot say: the round, who has joined, which dicts are empty."""
-    whole = {"server": checkpoint.server, "owns": {str(k): own for k, own in checkpoint.owns.items()}}
-    tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in tree.flatten(whole).items()}
-    metadata = {
+    """Tensors by path, and as text what tensors cannot say: the round, who has joined, which dicts are empty.
+
+    The text is one entry, and tells the order of the paths: the library writes several entries in any order, and reads
+    tensors in that of their names, in which sums over them round differently. A tensor that stands in several places
+    (a frozen head that every client holds) is written once: ``paths`` says under which path each is found.
+    """
+    whole = {"server": checkpoint.server, "owns": {str(k): checkpoint.owns[k] for k in sorted(checkpoint.owns)}}
+    tensors: tree.Tensors = {}
+    paths: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for path, leaf in tree.flatten(whole).items():
+        place = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if leaf.numel() else path
+        paths[path] = first.setdefault(place, path)
+        if paths[path] == path:
+            tensors[path] = leaf.detach().cpu().contiguous()
+    said = {
         "format": FORMAT,
-        "round": str(checkpoint.round),
-        "joined": json.dumps(sorted(checkpoint.owns)),
-        "empty": json.dumps(sorted(_empty(whole, ""))),
+        "round": checkpoint.round,
+        "joined": sorted(checkpoint.owns),
+        "empty": sorted(_empty(whole, "")),
+        "paths": paths,
     }
-    return tensors, metadata
+    return tensors, {"fedrane": json.dumps(said)}
 
 
 def _empty(node: Any, path: str) -> Iterator[str]:
@@ -263,19 +235,19 @@ def _empty(node: Any, path: str) -> Iterator[str]:
 def read(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            said = json.loads((file.metadata() or {}).get("fedrane", "{}"))
+            if said.get("format") != FORMAT:
+                raise CheckpointError(f"{path} has format {said.get('format')}", f"this version reads format {FORMAT}")
+            tensors = {name: file.get_tensor(name) for name in set(said["paths"].values())}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {metadata.get('format')!r}", f"this version reads format {FORMAT}")
-    nested = tree.nest(tensors)
-    for empty in json.loads(metadata["empty"]):
+    nested = tree.nest({name: tensors[first] for name, first in said["paths"].items()})
+    for empty in said["empty"]:
         node = nested
         for name in empty.split(tree.SEPARATOR):
             node = node.setdefault(name, {})
-    owns = {k: _state(nested["owns"][str(k)]) for k in json.loads(metadata["joined"])}
-    return Checkpoint(int(metadata["round"]), _state(nested["server"]), owns)
+    owns = {k: _state(nested["owns"][str(k)]) for k in said["joined"]}
+    return Checkpoint(said["round"], _state(nested["server"]), owns)
 
 
 def _state(nested: dict[str, Any]) -> State:

@@ -120,10 +120,14 @@ def read_rows(path: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray
     if path.suffix == ".npz":
         x = own.read_inputs(path)
         names = [f"{path}[{i}]" for i in range(len(x))]
+    elif len(shape) == 1:
+        raise DataError(f"{path} is not an .npz file", f"the model takes table rows of {shape[0]} numbers")
     else:
-        x, names = own.read_image(path, channels=shape[0], size=shape[1:])[None], [str(path)]
+        x, names = own.read_image(path, shape)[np.newaxis], [str(path)]
     if x.shape[1:] != shape:
-        raise DataError(f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}")
+        raise DataError(
+            f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}", "Resize or crop them"
+        )
     yield from zip(names, x, strict=True)
 
 

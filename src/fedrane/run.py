@@ -308,7 +308,7 @@ class _Loop:
     def _stages(self) -> Iterator[_Stage]:
         e = self.experiment
         main = engines.make(e.engine, self.algorithm, self.federation)
-        for round in range(1, e.rounds + 1):  # noqa: A001
+        for round in range(1, e.rounds + 1):
             yield _Stage(round, self.algorithm, main, finale=False)
         for extra, algorithm in enumerate(self.algorithm.finale(), 1):
             yield _Stage(e.rounds + extra, algorithm, engines.make(e.engine, algorithm, self.federation), finale=True)

@@ -118,7 +118,8 @@ class Task:
         params: Tensors = {}
         stats: Tensors = {}
         for part, module in self.parts.items():
-            first = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
+            # Drawn in float32 on the CPU whatever the run's own, so that all precisions and devices start alike.
+            first = copy.deepcopy(module).to(device="cpu", dtype=torch.float32 if self.fresh else None)
             for path, layer in first.named_modules():
                 if self.fresh and hasattr(layer, "reset_parameters"):
                     with torch.random.fork_rng(devices=[]):

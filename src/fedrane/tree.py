@@ -23,7 +23,7 @@ T = TypeVar("T")
 SEPARATOR = "/"
 
 
-def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:  # noqa: A001 - always used as tree.map
+def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
     """Apply ``f`` to corresponding leaves of trees of one shape."""
     if isinstance(tree, Tensor):
         return f(tree, *rest)  # type: ignore[return-value]
@@ -45,6 +45,8 @@ def _walk(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(tree, dict):
         raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__} at {prefix!r}")
     for name, value in tree.items():
+        if SEPARATOR in str(name):
+            raise TypeError(f"{name!r} holds {SEPARATOR!r}, which parts the names of a path")
         yield from _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name))
 
 

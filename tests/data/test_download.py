@@ -313,7 +313,7 @@ def test_a_zip_is_unpacked(serve, tmp_path):
 
 
 def test_an_archive_that_could_not_be_unpacked_is_not_fetched_again(serve, tmp_path, monkeypatch):
-    server = serve({TAR: tar_of({name: b"content" for name in MEMBERS})})
+    server = serve({TAR: tar_of(dict.fromkeys(MEMBERS, b"content"))})
     sources = server.sources("cifar100", MEMBERS)
 
     def full(source, sink):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrane.data import partition as module
 from fedrane.data.partition import KINDS, Partition, Partitioning, load, partition, save, split
-from fedrane.errors import ConfigError, DataError
+from fedrane.errors import ConfigError, DataError, FileError
 
 MADE = [kind for kind in KINDS if kind != "natural"]
 quick = settings(deadline=None, max_examples=60)
@@ -334,8 +334,8 @@ def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], m
         raise OSError("no space left")
 
     made, path = saved
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(DataError, match=r"cannot be written to .*no space left"):
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(FileError, match=r"cannot be written.*no space left"):
         save(one_client(20), path)
     assert same(load(path, rows=300), made)
     assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
@@ -365,7 +365,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for path in (tmp_path / "taken", tmp_path / "taken" / "file" / "below.npz"):
-        with pytest.raises(DataError, match="cannot be written"):
+        with pytest.raises(FileError, match="cannot be written"):
             save(one_client(3), path)
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 

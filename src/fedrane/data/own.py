@@ -56,7 +56,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path} does not exist", "", "Check the path")
     try:
         # Never pickled objects: reading those would run whatever the file says.
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: np.asarray(stored[name]) for name in stored.files}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
         raise DataError(
@@ -64,6 +64,25 @@ def _arrays(path: Path) -> dict[str, Array]:
             "it should be a .npz file of plain arrays",
             "Write it with numpy.savez(path, x=…, y=…), without arrays of objects",
         ) from error
+
+
+def read_inputs(path: Path) -> Array:
+    """The inputs alone of a file of arrays: its ``x``."""
+    arrays = _arrays(path)
+    if "x" not in arrays:
+        raise DataError(f"{path} has no array 'x'", "it holds the inputs", "Write it with numpy.savez(path, x=…)")
+    return _inputs(arrays["x"], f"{path}: x")
+
+
+def read_image(path: Path, shape: tuple[int, ...]) -> Array:
+    """One image, made grey or coloured as ``shape`` (channels, height, width) has it; its size must be that already."""
+    pixels = _decode(path, 0)
+    if len(pixels) == shape[0]:
+        return pixels
+    if shape[0] == 3:
+        return np.repeat(pixels, 3, axis=0)
+    with Image.open(path) as image:
+        return np.asarray(image.convert("L"))[np.newaxis]
 
 
 class _Picture(NamedTuple):

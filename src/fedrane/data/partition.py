@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedrane.data.streams import generator, permutation
 from fedrane.errors import ConfigError, DataError, nearest
+from fedrane.files import write_atomically
 
 Rows = NDArray[np.int64]
 _TWO_ROWS = "a client needs one row to train on and one to test on"
@@ -334,19 +335,7 @@ def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int |
         offsets=np.concatenate([[0], np.cumsum(partition.sizes)]),
         meta=np.array(json.dumps(meta)),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(stream.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"the partition cannot be written to {path}: {error}", remedy="Give another path") from error
+    write_atomically(path, stream.getvalue())
 
 
 def load(path: str | os.PathLike[str], rows: int) -> Partition:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.bodies import MODELS
@@ -45,16 +45,28 @@ def _check_split(whole: nn.Module, body: nn.Module, head: nn.Module, name: str, 
     parameter = next(whole.parameters(), torch.zeros(()))
     rows = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
     rows = rows.to(parameter.device)
-    with torch.no_grad():
-        expected, got = (run.eval()(rows) for run in (whole, nn.Sequential(body, head)))
+    expected = _try(whole, rows)
+    got = _try(nn.Sequential(body, head), rows)
     for module, mode in modes:
         module.train(mode)
-    if expected.shape != got.shape or not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
+    if isinstance(expected, str):
+        raise ConfigError(f"the network cannot take rows of shape {shape}: {expected}")
+    if isinstance(got, str) or expected.shape != got.shape or not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
         raise ConfigError(
             f"submodule {name!r} is not the network's last operation",
             "class scores must be head(body(x))",
             "Name the last layer, or move what follows it into it",
         )
+
+
+def _try(network: nn.Module, rows: Tensor) -> Tensor | str:
+    """Class scores, or why there are none."""
+    try:
+        with torch.no_grad():
+            scores: Tensor = network.eval()(rows)
+            return scores
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return str(error).splitlines()[0]
 
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]

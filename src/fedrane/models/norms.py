@@ -87,6 +87,8 @@ def _normalisation(layer: _BatchNorm, name: str, policy: str) -> nn.Module:
     new = MaskedBatchNorm(
         layer.num_features, layer.eps, layer.momentum, layer.affine, tracked=policy != "batch", name=name
     )
+    dtype = next((tensor.dtype for tensor in layer.state_dict().values() if tensor.is_floating_point()), None)
+    new.to(dtype)  # a network in double precision keeps its digits
     new.load_state_dict({key: value for key, value in layer.state_dict().items() if key in new.state_dict()})
     return new
 

@@ -1,0 +1,56 @@
+"""Files that are there whole or not at all, and what the system says of a write as one clear line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from fedrane.errors import FileError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """A failed write as an error that tells what is safe."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        said = re.search(r"os error (\d+)", str(error))  # how safetensors passes the system's number on
+        number = error.errno if isinstance(error, OSError) and error.errno else int(said[1]) if said else 0
+        if number in NO_ROOM:
+            why, remedy = "there is no room for it", "What was saved before is untouched: make room, then go on"
+        else:
+            why, remedy = f"the system says: {error}", "Choose a place you may write to"
+        raise FileError(f"{path} cannot be written", why, remedy) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file whole or not at all."""
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        try:
+            with part.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            settle(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Put a finished file in place, so that either the old or the new one survives whatever happens."""
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,181 @@
+"""Every registered method keeps the laws; and the laws can be broken, each by a method made to break it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedrane import Algorithm, conformance, tree
+from fedrane.algorithm import PERSONAL, Done, Outcome, Work
+from fedrane.methods import METHODS
+from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy
+
+
+@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_keeps_every_law(name: str, law: Any) -> None:
+    entry = METHODS[name]
+    assert conformance.check(entry.kind(**entry.preset), law) is None
+
+
+class Global(Algorithm):
+    """Draws from torch's global generator."""
+
+    def start(self, task: Task, ctx: Context) -> Model:
+        model = super().start(task, ctx)
+        return Model({name: p + 0.1 * torch.randn_like(p) for name, p in model.params.items()}, model.stats)
+
+
+class Deaf(Algorithm):
+    """Always starts from the same point and never moves."""
+
+    def init(self, task: Task, roster: Any) -> State:
+        return State(tree.zeros_like(task.init()), {})
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=ctx.down)
+
+
+class FirstWins(Algorithm):
+    """Takes the statistics of the first client, as one popular library does with BatchNorm's buffers."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        merged, record = super().aggregate(task, server, ups, cohort)
+        first = {name: rows[0] for name, rows in ups.model.stats.items()}
+        return merged._replace(model=Model(merged.model.params, first)), record
+
+
+class InPlace(Algorithm):
+    """Writes into what it was given."""
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        after = super().step(task, ctx, work, batch)
+        for name, value in work.model.params.items():
+            value.copy_(after.model.params[name])
+        return after
+
+
+class Forgetful(Algorithm):
+    """Keeps what a checkpoint cannot hold."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def shares(self, name: str) -> bool:
+        return name.startswith("body")
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(own=done.own._replace(extra={"a/b": torch.zeros(1)}))
+
+
+class Meddler(Algorithm):
+    """Changes what the client keeps before the server has merged anything."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def shares(self, name: str) -> bool:
+        return False
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        for value in ctx.own.model.params.values():
+            value.add_(1.0)
+        return super().finish(task, ctx, work)
+
+
+class Widens(Algorithm):
+    """Lets the model become double precision."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        merged, record = super().aggregate(task, server, ups, cohort)
+        return tree.map(torch.Tensor.double, merged), record
+
+
+class Zeroed(Algorithm):
+    """Freezes the head by zeroing its gradient, so that weight decay still moves it (a defect seen elsewhere)."""
+
+    def trains(self, name: str) -> bool:
+        return name.startswith("body")
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        after = super().step(task, ctx, work, batch)
+        shrunk = {name: p * 0.99 if name.startswith("head") else p for name, p in after.model.params.items()}
+        return after._replace(model=Model(shrunk, after.model.stats))
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(work.model, {}))
+
+
+class Divides(Algorithm):
+    """Is not finite where BatchNorm has statistics that are not shared."""
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(own=State(tree.scale(work.model, float("nan")), {}))
+
+
+class CountsDead(Algorithm):
+    """Averages over all rows, dead ones too."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        net = task.training(model, batch)
+        loss = cross_entropy(net.head(net.body(batch.x)), batch) * batch.live.sum() / len(batch.live)
+        return loss, Outcome(net.stats, {"loss": loss})
+
+
+class Leaks(Algorithm):
+    """Says that the head stays, and sends it."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def shares(self, name: str) -> bool:
+        return name.startswith("body")
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        return super().finish(task, ctx, work)._replace(up=State(work.model, {}))
+
+
+class BatchWise(Algorithm):
+    """Answers a row by its batch."""
+
+    def predict(self, task: Task, model: Model, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        return super().predict(task, model, x - x.mean(0), live)
+
+
+@dataclass(frozen=True)
+class Uphill(Algorithm):
+    """Climbs the loss."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return -0.01 * loss, outcome
+
+
+MUTANTS = {
+    "one_seed_gives_the_same_bytes": Global,
+    "another_seed_gives_another_result": Deaf,
+    "order_of_clients_is_irrelevant": FirstWins,
+    "hooks_leave_their_inputs_unchanged": InPlace,
+    "state_survives_a_checkpoint": Forgetful,
+    "absent_clients_keep_their_state": Meddler,
+    "dtype_is_kept": Widens,
+    "frozen_parameters_do_not_move": Zeroed,
+    "works_with_and_without_normalisation": Divides,
+    "padding_changes_nothing": CountsDead,
+    "only_what_is_shared_travels": Leaks,
+    "answers_are_those_declared": BatchWise,
+    "it_learns": Uphill,
+}
+
+
+def test_every_law_has_a_mutant() -> None:
+    assert set(MUTANTS) == {law.__name__ for law in conformance.LAWS}
+
+
+@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+def test_every_law_can_be_broken(law: Any) -> None:
+    assert conformance.check(MUTANTS[law.__name__](), law) is not None

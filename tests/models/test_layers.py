@@ -1,0 +1,188 @@
+"""Layers that know their batch: equal to torch's own on the live rows, blind to the dead ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedrane.errors import ConfigError
+from fedrane.models.layers import KeyedDropout, MaskedBatchNorm, Pass, uniform, within
+from fedrane.models.norms import POLICIES, convert, norm_names
+
+SHAPES = [(12, 5), (12, 5, 4, 3), (12, 5, 7)]
+
+
+def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
+    """Rows with dead ones scattered between them."""
+    live = torch.zeros(len(x) + extra, dtype=torch.bool)
+    live[torch.randperm(len(live), generator=torch.Generator().manual_seed(4))[: len(x)]] = True
+    padded = torch.full((len(live), *x.shape[1:]), 1e6, dtype=x.dtype)
+    padded[live] = x
+    return padded, live
+
+
+def pair(shape: tuple[int, ...], affine: bool = True) -> tuple[nn.Module, nn.Module]:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    theirs = kind(shape[1], affine=affine).double()
+    if affine:
+        nn.init.normal_(theirs.weight)
+        nn.init.normal_(theirs.bias)
+    ours = convert(nn.Sequential(theirs), "body", "shared").double()
+    return theirs, ours
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded: bool, affine: bool) -> None:
+    theirs, ours = pair(shape, affine)
+    x = torch.randn(shape, dtype=torch.float64) * 3 + 1
+    expected = theirs.train()(x)
+    given, live = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    now = Pass(True, live, full=not padded)
+    with within(now):
+        got = ours(given)[live]
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(now.fresh["body.0.running_mean"], theirs.running_mean)
+    torch.testing.assert_close(now.fresh["body.0.running_var"], theirs.running_var)
+    assert torch.equal(ours[0].running_mean, torch.zeros(shape[1], dtype=torch.float64)), "a pass writes nothing"
+
+
+def test_batchnorm_at_test_uses_running_statistics() -> None:
+    theirs, ours = pair((8, 5))
+    state = {"running_mean": torch.randn(5).double(), "running_var": torch.rand(5).double() + 0.5}
+    theirs.load_state_dict(state, strict=False)
+    ours[0].load_state_dict(state, strict=False)
+    x = torch.randn(8, 5, dtype=torch.float64)
+    with within(Pass(False, torch.ones(8, dtype=torch.bool), full=False)):
+        torch.testing.assert_close(ours(x), theirs.eval()(x))
+    torch.testing.assert_close(ours.eval()(x), theirs(x), msg="outside of a pass it is an ordinary module")
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_batch_of_one_live_row_or_none_stays_finite(rows: int) -> None:
+    _, ours = pair((4, 5))
+    live = torch.arange(4) < rows
+    now = Pass(True, live, full=False)
+    with within(now):
+        assert torch.isfinite(ours(torch.randn(4, 5, dtype=torch.float64))).all()
+    assert all(torch.isfinite(value).all() for value in now.fresh.values())
+    if rows == 0:
+        assert torch.equal(now.fresh["body.0.running_mean"], ours[0].running_mean), "no row, no news"
+
+
+def test_one_full_row_is_its_own_mean() -> None:
+    _, ours = pair((1, 5))
+    with within(Pass(True, torch.ones(1, dtype=torch.bool), full=True)):
+        torch.testing.assert_close(ours(torch.randn(1, 5, dtype=torch.float64))[0], ours[0].bias)
+
+
+def test_batch_policy_uses_the_batch_also_at_test() -> None:
+    layer = convert(nn.Sequential(nn.BatchNorm1d(3)), "body", "batch").double()
+    x = torch.randn(6, 3, dtype=torch.float64) + 5
+    with within(Pass(False, torch.ones(6, dtype=torch.bool), full=False)):
+        torch.testing.assert_close(layer(x).mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
+    assert not list(layer.buffers())
+
+
+def test_group_policy_leaves_no_statistics() -> None:
+    network = convert(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(6), nn.BatchNorm1d(5)), "body", "group")
+    assert [layer.num_groups for layer in network] == [16, 1, 1]
+    assert not list(network.buffers())
+
+
+def test_norm_names_are_those_of_the_layers() -> None:
+    network = convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "body", "local")
+    assert set(norm_names(network, "body")) == {
+        f"body.1.{n}" for n in ("weight", "bias", "running_mean", "running_var")
+    }
+
+
+def test_a_batchnorm_alone_is_converted() -> None:
+    assert isinstance(convert(nn.BatchNorm1d(3), "head", "shared"), MaskedBatchNorm)
+
+
+@pytest.mark.parametrize(
+    ("layer", "policy", "words"),
+    [
+        (nn.BatchNorm1d(3, momentum=None), "shared", "momentum=None"),
+        (nn.BatchNorm1d(3, track_running_stats=False), "shared", "norm=batch"),
+        (nn.InstanceNorm1d(3, track_running_stats=True), "shared", "track_running_stats=False"),
+        (nn.LazyLinear(3), "shared", "lazy"),
+        (nn.LSTM(3, 3, 2, dropout=0.5), "shared", "dropout"),
+        (nn.AlphaDropout(0.5), "shared", "generator"),
+        (nn.Linear(2, 2), "sharde", "Did you mean 'shared'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_no_policy_covers_is_refused_with_a_remedy(layer: nn.Module, policy: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        convert(nn.Sequential(layer), "body", policy)
+    assert caught.value.remedy
+
+
+def test_policies_are_the_four() -> None:
+    assert POLICIES == ("shared", "batch", "local", "group")
+
+
+def dropped(key: int, rows: int, layer: KeyedDropout) -> Tensor:
+    x = torch.ones(rows, 50, dtype=torch.float64)
+    with within(Pass(True, torch.ones(rows, dtype=torch.bool), True, torch.tensor(key))):
+        return layer(x)
+
+
+def test_dropout_is_a_function_of_the_key() -> None:
+    layer = KeyedDropout(0.3, layer=2, whole_channels=False)
+    assert torch.equal(dropped(7, 40, layer), dropped(7, 40, layer))
+    assert not torch.equal(dropped(7, 40, layer), dropped(8, 40, layer))
+    assert torch.equal(dropped(7, 60, layer)[:40], dropped(7, 40, layer)), "padding moves no mask"
+    values = dropped(7, 400, layer)
+    assert set(values.unique().tolist()) == {0.0, 1 / 0.7}
+    assert abs(float((values == 0).double().mean()) - 0.3) < 0.01
+
+
+def test_dropout_is_off_outside_of_training() -> None:
+    layer = KeyedDropout(0.9, 0, whole_channels=False)
+    x = torch.randn(5, 4)
+    assert torch.equal(layer(x), x)
+    with within(Pass(False, torch.ones(5, dtype=torch.bool), True, torch.tensor(1))):
+        assert torch.equal(layer(x), x)
+
+
+def test_channel_dropout_drops_whole_channels() -> None:
+    layer = convert(nn.Sequential(nn.Dropout2d(0.5)), "body", "shared")[0]
+    with within(Pass(True, torch.ones(9, dtype=torch.bool), True, torch.tensor(3))):
+        out = layer(torch.ones(9, 8, 3, 3))
+    per_channel = out.flatten(2)
+    assert torch.equal(per_channel.amin(2), per_channel.amax(2))
+    assert 0 < float((per_channel[..., 0] == 0).float().mean()) < 1
+
+
+def test_noise_is_uniform_and_uncorrelated() -> None:
+    position = torch.arange(100_000)
+    a, b = uniform(torch.tensor(5), 1, position), uniform(torch.tensor(6), 1, position)
+    for numbers in (a, b):
+        assert abs(float(numbers.mean()) - 0.5) < 5e-3
+        assert abs(float(numbers.var()) - 1 / 12) < 2e-3
+        neighbours = torch.corrcoef(torch.stack([numbers[:-1], numbers[1:]]))[0, 1]
+        assert abs(float(neighbours)) < 0.015
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.015
+
+
+def test_the_pass_works_under_vmap_and_grad() -> None:
+    """What a stacked engine does: the layer mapped over clients equals it client by client."""
+    _, ours = pair((6, 5))
+    x = torch.randn(3, 6, 5, dtype=torch.float64)
+    live = torch.rand(3, 6) < 0.7
+
+    def loss(weight: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        with within(Pass(True, mask, full=False)):
+            out = torch.func.functional_call(ours, {"0.weight": weight}, (rows,))
+        return (out.square() * mask[:, None]).sum()
+
+    gradient = torch.func.grad(loss)
+    weight = torch.randn(5, dtype=torch.float64)
+    together = torch.func.vmap(gradient, in_dims=(None, 0, 0))(weight, x, live)
+    torch.testing.assert_close(together, torch.stack([gradient(weight, x[k], live[k]) for k in range(3)]))

@@ -1,0 +1,103 @@
+"""The evaluation contract, against numbers counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.data.partition import Split
+from fedrane.engines import Predicted
+from fedrane.evaluation import evaluate, minority_classes
+from fedrane.federation import Federation, Pool
+from fedrane.task import Model, State
+from problems import federation, table
+
+NOBODY = State(Model({}, {}), {})
+
+
+class Oracle:
+    """An engine whose answers are laid down: model ``w`` = 0 is always right, 1 says class 0, 2 always errs."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
+        return Model({"w": torch.tensor(client % 3)}, {})
+
+    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
+        kind = int(model.params["w"])
+        y = pool.y.numpy()[rows]
+        labels = [y, np.zeros_like(y), (y + 1) % 3][kind]
+        self.asked.append(len(rows))
+        return Predicted(labels, np.full(len(rows), 0.5))
+
+
+def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object]:
+    """Four clients; clients 0 and 3 are always right, 1 says class 0, 2 always errs."""
+    fed = federation(table(60), [[0, 1], [2], [3], [4]])
+    test = tuple(np.array(rows) for rows in ([0, 1, 2], [3, 4, 5, 6], [7, 8], [9]))  # labels are row % 3
+    held = tuple(np.array(rows) for rows in ([12], [13, 14], [15], [])) if validation else fed.split.validation
+    split = Split(fed.split.train, tuple(h.astype(np.int64) for h in held), test)
+    fed = Federation(fed.task, fed.train, fed.test, split, fed.batch, fed.seed)
+
+    class Declared(Algorithm):
+        pass
+
+    Declared.answers = answers
+    server = State(Model({"w": torch.tensor(1)}, {}), {})
+    return evaluate(Oracle(), fed, Declared(), server, {}, 1)
+
+
+def test_global_measures() -> None:
+    m = case((GLOBAL,))
+    assert m["global/accuracy"] == pytest.approx(1 / 3), "class 0 is a third of the official test rows"
+    assert m["global/recall"] == [1.0, 0.0, 0.0]
+    assert m["global/balanced_accuracy"] == pytest.approx(1 / 3)
+    assert m["global/loss"] == 0.5
+    assert m["global/local_clients"] == pytest.approx([1 / 3, 2 / 4, 0, 1])
+    assert m["global/local_accuracy"] == pytest.approx((1 + 2 + 0 + 1) / 10)
+    assert not [key for key in m if key.startswith(("personal", "validation"))]
+
+
+def test_personal_measures() -> None:
+    m = case((PERSONAL,))
+    each = [1, 2 / 4, 0, 1]
+    assert m["personal/clients"] == pytest.approx(each)
+    assert m["personal/accuracy"] == pytest.approx((3 + 2 + 0 + 1) / 10), "weighted by samples"
+    assert m["personal/accuracy_mean"] == pytest.approx(np.mean(each))
+    assert m["personal/accuracy_std"] == pytest.approx(np.std(each))
+    assert m["personal/accuracy_worst10"] == 0, "the worst tenth of four is one client"
+    assert m["personal/recall"] == pytest.approx([4 / 4, 1 / 3, 1 / 3])
+    assert m["personal/balanced_accuracy"] == pytest.approx(5 / 9)
+    assert not [key for key in m if key.startswith("global")]
+
+
+def test_validation_is_apart_from_the_test() -> None:
+    m = case((GLOBAL, PERSONAL), validation=True)
+    assert m["validation/global_accuracy"] == pytest.approx(2 / 4)
+    assert m["validation/personal_accuracy"] == pytest.approx((1 + 0 + 0) / 4)
+    assert m["validation/accuracy"] == pytest.approx((2 / 4 + 1 / 4) / 2)
+
+
+def test_minority_classes() -> None:
+    """Classes a client has, with fewer than half of its mean class count."""
+    labels = np.array([[10, 1, 4], [5, 5, 0], [9, 0, 1], [0, 0, 0], [6, 2, 1]])
+    expected = [[False, True, False], [False] * 3, [False, False, True], [False] * 3, [False, False, True]]
+    assert minority_classes(labels).tolist() == expected
+
+
+def test_minority_accuracy_counts_only_their_rows() -> None:
+    fed = federation(table(60), [[0, 3, 6, 9, 12, 15, 18, 1], [2, 5]])  # client 0: seven of class 0, one of class 1
+    test = (np.array([21, 4, 7]), np.array([8]))
+    fed = Federation(fed.task, fed.train, fed.test, Split(fed.split.train, fed.split.validation, test), fed.batch, 0)
+
+    class Declared(Algorithm):
+        answers = (PERSONAL,)
+
+    m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
+    assert m["personal/minority_accuracy"] == 1.0
+    m = evaluate(Oracle(), fed, Algorithm(), State(Model({"w": torch.tensor(1)}, {}), {}), {}, 1)
+    assert m["global/minority_accuracy"] == 0.0, "it says class 0 where the minority is class 1"

@@ -1,0 +1,298 @@
+"""Whole runs from Python: cohorts, dropouts, finale, early stop, divergence, results in hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedrane
+from asserts import same_bytes, untimed
+from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.conformance import blobs, network, states
+from fedrane.data import plan
+from fedrane.errors import CheckpointError, ConfigError, Diverged
+from fedrane.folder import Folder
+from fedrane.methods import METHODS, Method
+from fedrane.task import Batch, cross_entropy
+from problems import dense, quick
+
+
+def test_results_in_hand() -> None:
+    result = fedrane.run(quick(rounds=8, lr=0.3, batch=16))
+    assert result.finished
+    assert [r["round"] for r in result.history] == list(range(1, 9))
+    last = result.history[-1]
+    assert last["global/accuracy"] > 0.8
+    assert result.summary["global/last"]["round"] == 8
+    assert result.summary["global/best"]["global/accuracy"] == max(r["global/accuracy"] for r in result.history)
+    data = fedrane.data.load("digits")
+    scores = result.model(torch.from_numpy(data.x_test))
+    assert float((scores.argmax(1).numpy() == data.y_test).mean()) == pytest.approx(last["global/accuracy"])
+    assert isinstance(result.model, nn.Module)
+    assert len(last["cosine"]) == 4
+    assert last["bytes_up"] == last["bytes_down"] == 4 * sum(p.numel() for p in result.model.parameters()) * 4
+    with pytest.raises(ConfigError, match="no personal model"):
+        result.personal(0)
+
+
+def test_personal_models_in_hand(tmp_path: Path) -> None:
+    result = fedrane.run(quick(method="local", rounds=3), tmp_path / "run")
+    data = fedrane.data.load("digits")
+    rows = result.federation.split.test[2]
+    hits = result.personal(2)(torch.from_numpy(data.x[rows])).argmax(1).numpy() == data.y[rows]
+    assert float(hits.mean()) == pytest.approx(result.history[-1]["personal/clients"][2])
+    with pytest.raises(ConfigError, match="no global model"):
+        _ = result.model
+    with pytest.raises(ConfigError, match="no client 4"):
+        result.personal(4)
+    saved = fedrane.load(tmp_path / "run")
+    x = torch.from_numpy(data.x[rows])
+    assert torch.equal(saved.personal(2)(x), result.personal(2)(x))
+    assert result.history[-1]["bytes_up"] == 0, "nothing travels"
+    assert "cosine" not in result.history[-1], "no global model, no global step"
+
+
+def test_cohorts_and_dropouts_are_the_plans() -> None:
+    e = quick(rounds=6, clients=10, participation=0.5, dropout=0.4, seed=3)
+    result = fedrane.run(e)
+    for record in result.history:
+        cohort = plan.cohort(3, record["round"], 10, 0.5)
+        assert sorted(record["cohort"] + record["lost"]) == cohort
+        assert record["lost"] == plan.lost(3, record["round"], cohort, 0.4)
+        assert len(record.get("cosine", [])) == len(record["cohort"])
+    assert {k for r in result.history for k in r["cohort"]} == set(result.owns)
+
+
+def test_all_methods_see_the_same_cohorts() -> None:
+    runs = [fedrane.run(quick(method=name, rounds=4, clients=8, participation=0.5)) for name in ("fedavg", "local")]
+    assert [r["cohort"] for r in runs[0].history] == [r["cohort"] for r in runs[1].history]
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(runs[0].federation.split.train, runs[1].federation.split.train, strict=True)
+    )
+
+
+def test_a_round_that_everybody_loses_changes_nothing() -> None:
+    result = fedrane.run(quick(rounds=3, clients=2, dropout=0.97, seed=1))
+    assert any(not r["cohort"] for r in result.history)
+    empty = [r for r in result.history if not r["cohort"]]
+    assert all("train/loss" not in r and r["global/accuracy"] > 0 for r in empty)
+    start = result.algorithm.init(result.task, result.federation.roster)
+    if all(not r["cohort"] for r in result.history):
+        same_bytes(result.server, start)
+
+
+class Keeps(Algorithm):
+    """Personal answers without parameters of one's own."""
+
+    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+
+
+def test_the_personal_answer_is_the_model_after_local_training() -> None:
+    """And a client not yet sampled answers with the global model."""
+    e = Experiment(
+        method=Keeps(), clients=5, rounds=1, epochs=2, batch=16, participation=0.4, model_head="head", lr=0.5
+    )
+    result = fedrane.run(e, dataset=blobs(), model=network())
+    absent = next(k for k in range(5) if k not in result.owns)
+    present = next(iter(result.owns))
+    x = torch.from_numpy(blobs().x_test)
+    assert torch.equal(result.personal(absent)(x), result.model(x))
+    assert not torch.equal(result.personal(present)(x), result.model(x))
+    assert set(result.owns[present].model.params) == set(result.server.model.params)
+
+
+def test_normalisation_kept_local_is_fedbn() -> None:
+    """Personal answers only; BatchNorm layers differ from client to client and never travel."""
+    e = Experiment(clients=3, rounds=2, norm="local", model_head="head", batch=16)
+    result = fedrane.run(e, dataset=blobs(), model=network())
+    assert "global/accuracy" not in result.history[-1]
+    assert "personal/accuracy" in result.history[-1]
+    names = {"body.norm.weight", "body.norm.bias"}
+    assert all(set(own.model.params) == names and len(own.model.stats) == 2 for own in result.owns.values())
+    first = result.task.init()
+    same_bytes({n: result.server.model.params[n] for n in names}, {n: first.params[n] for n in names})
+    assert not torch.equal(result.owns[0].model.params["body.norm.bias"], result.owns[1].model.params["body.norm.bias"])
+
+
+@dataclass(frozen=True)
+class Tune(Algorithm):
+    """A finale: every client trains the head it got, for itself."""
+
+    epochs: int = 3
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def trains(self, name: str) -> bool:
+        return name.startswith("head")
+
+    def local_epochs(self, epochs: int) -> int:
+        return self.epochs
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(Model({}, {}), {"marker": torch.ones(())}))
+
+
+@dataclass(frozen=True)
+class Finishing(Algorithm):
+    """FedAvg with a finale."""
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return (Tune(),)
+
+
+def test_a_finale_runs_after_the_last_round_with_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
+    e = quick(method="finishing", rounds=3, participation=0.5, lr=0.3)
+    result = fedrane.run(e, tmp_path / "run")
+    last = result.history[-1]
+    assert last["round"] == 4
+    assert last["cohort"] == [0, 1, 2, 3]
+    assert "personal/accuracy" in last
+    assert "global/accuracy" not in last
+    assert last["train/rows"] == 3 * sum(len(rows) for rows in result.federation.split.train)
+    x = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    assert torch.equal(fedrane.load(tmp_path / "run").personal(1)(x), result.personal(1)(x))
+    assert result.summary["global/last"]["round"] == 3
+
+
+def test_early_stop_by_validation() -> None:
+    """Stops when validation accuracy has stalled, and its rows are neither trained nor tested on."""
+    result = fedrane.run(quick(rounds=60, lr=0.5, batch=16, validation=0.2, patience=3))
+    rounds = [r["round"] for r in result.history]
+    assert rounds[-1] < 60
+    seen = [r["validation/accuracy"] for r in result.history]
+    assert max(seen[-3:]) <= max(seen[:-3])
+    split = result.federation.split
+    for k in range(4):
+        parts = (set(split.train[k]), set(split.validation[k]), set(split.test[k]))
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts))
+    assert result.finished
+
+
+def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Path) -> None:
+    e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
+    with pytest.raises(Diverged, match=r"round \d+: the model is no longer finite.*client"):
+        fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network(False))
+    checkpoint, problems = Folder(tmp_path / "run").newest()
+    assert not problems
+    if checkpoint is not None:
+        assert all(torch.isfinite(p).all() for p in checkpoint.server.model.params.values())
+
+
+class Fails(Algorithm):
+    """Its third step goes wrong."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        if int(ctx.client.round) == 2 and int(ctx.client.index) == 1:
+            raise ValueError("as a user's method might")
+        net = task.training(model, batch)
+        loss = cross_entropy(net.head(net.body(batch.x)), batch)
+        return loss, Outcome(net.stats, {"loss": loss})
+
+
+def test_an_error_in_a_hook_names_stage_client_and_round() -> None:
+    with pytest.raises(ValueError, match="as a user's") as caught:
+        fedrane.run(quick(method=Fails(), rounds=3))
+    assert caught.value.__notes__ == ["in step 0 of client 1, round 2"]
+
+
+class Watcher(Callback):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def begin(self, experiment: Experiment, federation: Any, history: Any, total: int) -> None:
+        self.seen.append(f"begin {len(history)}/{total}")
+
+    def round(self, record: dict[str, Any]) -> None:
+        self.seen.append(f"round {record['round']}")
+
+    def end(self, result: fedrane.Result) -> None:
+        self.seen.append(f"end {result.finished}")
+
+
+def test_stop_and_resume_equal_an_uninterrupted_run(tmp_path: Path) -> None:
+    """Asked to stop after two rounds, then resumed: the same bytes; callbacks see what happened."""
+    e = quick(method="local", rounds=5, participation=0.6, momentum=0.5)
+    whole = fedrane.run(e, tmp_path / "whole")
+    watcher = Watcher()
+    part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: "round 2" in watcher.seen)
+    assert not part.finished
+    assert watcher.seen == ["begin 0/5", "round 1", "round 2", "end False"]
+    again = Watcher()
+    resumed = fedrane.resume(tmp_path / "part", callbacks=[again])
+    assert again.seen == ["begin 2/5", "round 3", "round 4", "round 5", "end True"]
+    same_bytes(states(resumed), states(whole))
+    assert untimed(resumed.history) == untimed(whole.history)
+    assert untimed(Folder(tmp_path / "part").read_metrics()) == untimed(whole.history)
+    names = [path.name for path in Folder(tmp_path / "whole").checkpoints()]
+    assert names == ["round-000004.safetensors", "round-000005.safetensors"]
+
+
+def test_what_was_handed_over_must_be_handed_over_again(tmp_path: Path) -> None:
+    e = Experiment(clients=3, rounds=2, model_head="2", batch=32)
+    fedrane.run(e, tmp_path / "run", dataset=blobs(), model=dense)
+    with pytest.raises(ConfigError, match="handed over from Python"):
+        fedrane.resume(tmp_path / "run")
+    with pytest.raises(ConfigError, match="handed over from Python"):
+        fedrane.resume(tmp_path / "run", dataset=blobs())
+    assert fedrane.resume(tmp_path / "run", dataset=blobs(), model=dense).finished
+    assert fedrane.load(tmp_path / "run", model=dense).model(torch.zeros(1, 6)).shape == (1, 3)
+
+
+def test_a_torch_dataset_and_a_network_of_ones_own() -> None:
+    """Any map-style dataset; a module object starts from the weights it holds."""
+    data = blobs(90)
+    pairs = torch.utils.data.TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y))
+    module = dense((6,), 3)
+    e = Experiment(clients=3, rounds=1, epochs=1, batch=32, lr=1e-12, model_head="2")
+    result = fedrane.run(e, dataset=pairs, model=module)
+    torch.testing.assert_close(result.server.model.params["body.0.weight"], module[0].weight.detach())
+
+
+def test_natural_clients(tmp_path: Path) -> None:
+    data = blobs(90)
+    np.savez(tmp_path / "own.npz", x=data.x, y=data.y, client=np.arange(90) % 7)
+    e = quick(dataset=str(tmp_path / "own.npz"), model="auto", partition=fedrane.Partitioning(kind="natural"))
+    result = fedrane.run(e, tmp_path / "run")
+    assert result.population == 7
+    assert result.experiment.clients == 7
+    assert result.experiment.model == "mlp"
+    assert fedrane.resume(tmp_path / "run").finished
+
+
+def test_metrics_are_plain_json(tmp_path: Path) -> None:
+    fedrane.run(quick(rounds=2), tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON")) for line in lines]
+    assert [r["round"] for r in records] == [1, 2]
+    for key in ("train/loss", "seconds", "samples_per_second", "bytes_up", "bytes_down", "cosine", "global/accuracy"):
+        assert all(key in r for r in records), key
+
+
+def test_eval_every(tmp_path: Path) -> None:
+    result = fedrane.run(quick(rounds=5, eval_every=2))
+    assert [r["round"] for r in result.history if "global/accuracy" in r] == [2, 4, 5]
+
+
+def test_a_folder_is_used_by_one_process(tmp_path: Path) -> None:
+    fedrane.run(quick(rounds=1), tmp_path / "run")
+    holder = Folder(tmp_path / "run")
+    holder.open()
+    with pytest.raises(CheckpointError, match="in use"):
+        fedrane.resume(tmp_path / "run")
+    holder.close()
+    fedrane.resume(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        fedrane.run(quick(rounds=1), tmp_path / "run")
