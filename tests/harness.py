@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from fedrane.folder import CONFIG, FACTS, METRICS, PARTITION, SUMMARY, TIMINGS
 
 DRIVER = Path(__file__).parent / "process" / "driver.py"
+OWN = Path(__file__).parent / "process" / "own.py"
+"""A user's own method and network."""
 FEDRANE = Path(sys.executable).with_name("fedrane")
 PATIENCE = 60.0
 TINY = ("dataset=digits", "model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu")
@@ -22,7 +24,7 @@ TINY = ("dataset=digits", "model=mlp", "clients=4", "epochs=1", "batch=256", "de
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **more}
 
 
 class Ended(NamedTuple):
@@ -39,8 +41,8 @@ class Ended(NamedTuple):
 class Process:
     """A command on its way."""
 
-    def __init__(self, pid: int, wait: Callable[[], int], stdout: Path, stderr: Path) -> None:
-        self.pid, self._wait, self._stdout, self._stderr = pid, wait, stdout, stderr
+    def __init__(self, pid: int, status: Callable[[], int], stdout: Path, stderr: Path) -> None:
+        self.pid, self.status, self._stdout, self._stderr = pid, status, stdout, stderr
 
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -51,7 +53,7 @@ class Process:
         return self._stdout.read_text() + self._stderr.read_text()
 
     def wait(self) -> Ended:
-        return Ended(self._wait(), self._stdout.read_text(), self._stderr.read_text())
+        return Ended(self.status(), self._stdout.read_text(), self._stderr.read_text())
 
 
 class Driver:
@@ -81,10 +83,11 @@ class Driver:
         env: Mapping[str, str] | None = None,
         limit: int = 0,
         sabotage: Mapping[str, Any] | None = None,
+        stdout: Path | None = None,
     ) -> Process:
         """``limit`` is the largest file the command may write; ``sabotage`` is where it kills itself."""
         self.started += 1
-        stdout, stderr = (self.scratch / f"{self.started}.{name}" for name in ("out", "err"))
+        stdout, stderr = stdout or self.scratch / f"{self.started}.out", self.scratch / f"{self.started}.err"
         request = {
             "argv": [str(word) for word in argv],
             "cwd": str(cwd or self.scratch),
@@ -111,6 +114,15 @@ class Driver:
     def _read(self) -> Any:
         assert self.server.stdout is not None
         return json.loads(self.server.stdout.readline())
+
+
+def executable(cwd: Path, *argv: str | Path, env: Mapping[str, str] | None = None) -> Process:
+    """The command as it is installed."""
+    stdout, stderr = cwd / "stdout", cwd / "stderr"
+    with stdout.open("w") as out, stderr.open("w") as err:
+        command = [str(FEDRANE), *map(str, argv)]
+        process = subprocess.Popen(command, cwd=cwd, env=environment(**(env or {})), stdout=out, stderr=err)
+    return Process(process.pid, lambda: process.wait(PATIENCE), stdout, stderr)
 
 
 def until(holds: Callable[[], bool], what: str) -> None:

@@ -227,7 +227,7 @@ def test_stop_and_resume_equal_an_uninterrupted_run(tmp_path: Path) -> None:
     e = quick(method="local", rounds=5, participation=0.6, momentum=0.5)
     whole = fedrane.run(e, tmp_path / "whole")
     watcher = Watcher()
-    part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: "round 2" in watcher.seen)
+    part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: "round 1" in watcher.seen)
     assert not part.finished
     assert watcher.seen == ["begin 0/5", "round 1", "round 2", "end False"]
     again = Watcher()
@@ -264,7 +264,10 @@ def test_a_torch_dataset_and_a_network_of_ones_own() -> None:
 def test_natural_clients(tmp_path: Path) -> None:
     data = blobs(90)
     np.savez(tmp_path / "own.npz", x=data.x, y=data.y, client=np.arange(90) % 7)
-    e = quick(dataset=str(tmp_path / "own.npz"), model="auto", partition=fedrane.Partitioning(kind="natural"))
+    e = quick(
+        dataset=str(tmp_path / "own.npz"),
+        model="auto",
+    )
     result = fedrane.run(e, tmp_path / "run")
     assert result.population == 7
     assert result.experiment.clients == 7

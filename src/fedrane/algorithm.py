@@ -58,8 +58,11 @@ class Algorithm:
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL,)
     """Which models the method gives: a global one, personal ones, or both."""
-    records: ClassVar[tuple[str, ...]] = ("loss",)
-    """The metrics its objective reports."""
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The metrics its objective reports."""
+        return ("loss",)
 
     # ---- what is kept where
 

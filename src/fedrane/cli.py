@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -54,15 +55,8 @@ def main() -> None:
     try:
         app()
     except FedraneError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped at once; the last checkpoint stands")
-        sys.exit(INTERRUPTED)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 @app.callback(invoke_without_command=True)
@@ -97,6 +91,9 @@ class _Stop:
         before = signal.signal(signal.SIGINT, self._hear)
         try:
             yield self
+        except KeyboardInterrupt:
+            self.console.print("stopped at once; the last checkpoint stands")
+            raise typer.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -104,7 +101,8 @@ class _Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.console.print("\nfinishing this round, then saving (Ctrl-C again to stop at once)")
+        with suppress(RuntimeError):  # caught in the middle of another line, Python refuses to begin this one
+            self.console.print("\nfinishing this round, then saving (Ctrl-C again to stop at once)")
 
 
 def _console(as_json: bool) -> Console:
@@ -134,6 +132,17 @@ def _watching(
             live.close()
 
 
+def _say(console: Console, text: str) -> None:
+    """A line as it is: paths are not broken, and their brackets are no markup."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _show(console: Console, table: Table) -> None:
+    """A table as wide as it is: rather a line too long than a result cut short."""
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    console.print(table)
+
+
 def _write_line(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -141,12 +150,12 @@ def _write_line(text: str) -> None:
 
 def _conclude(console: Console, result: Result, as_json: bool) -> None:
     if not result.finished:
-        console.print(f"stopped after round {result.round}; go on with: fedrane resume {result.folder}", soft_wrap=True)
+        _say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         only = comparison.Comparison({result.experiment.method_name: [result.summary]}, result.folder or Path())
-        console.print(only.table())
-        console.print(f"results: {result.folder}", soft_wrap=True, highlight=False)
+        _show(console, only.table())
+        _say(console, f"results: {result.folder}")
 
 
 @app.command("run")
@@ -219,13 +228,13 @@ def compare_command(
 
         done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
     if done is None:
-        console.print(f"stopped; the same command goes on from here ({out})", soft_wrap=True)
+        _say(console, f"stopped; the same command goes on from here ({out})")
         raise typer.Exit(INTERRUPTED)
     if as_json:
         _write_line(json.dumps({"event": "comparison", "runs": done.runs}) + "\n")
     else:
-        console.print(done.table())
-        console.print(f"results: {out}", soft_wrap=True, highlight=False)
+        _show(console, done.table())
+        _say(console, f"results: {out}")
 
 
 def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
@@ -264,7 +273,7 @@ def predict_command(
     table = Table("input", "class")
     table.add_column("probability", justify="right")
     for a in answers:
-        table.add_row(a["input"], a["class"], f"{a['probability']:.3f}")
+        table.add_row(escape(a["input"]), escape(a["class"]), f"{a['probability']:.3f}")
     Console().print(table)
 
 
@@ -305,7 +314,7 @@ def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], 
             bar.update(tasks[label], completed=done, total=total)
 
         said = download.get(name, catalogue.data_root(data_root or None), show)
-    console.print(said, soft_wrap=True, highlight=False)
+    _say(console, said)
 
 
 @app.command("partition")
@@ -327,7 +336,7 @@ def partition_command(
     title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
         f", α {how.alpha:g}" if uses_alpha(how) else ""
     )
-    console.print(title, highlight=False)
+    _say(console, title)
     table = Table("", "fewest", "median", "most")
     for name, values in (("rows a client", counts.sum(1)), ("classes a client", held)):
         table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
@@ -336,10 +345,10 @@ def partition_command(
         from fedrane.report.partition_plot import draw  # matplotlib is slow to import
 
         draw(partition, rows.y, rows.classes, plot, title)
-        console.print(f"picture: {plot}", soft_wrap=True, highlight=False)
+        _say(console, f"picture: {plot}")
     if save:
         partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
-        console.print(f"saved: {save}; use it again with partition.file={save}", soft_wrap=True, highlight=False)
+        _say(console, f"saved: {save}; use it again with partition.file={save}")
 
 
 # ---- methods
@@ -370,7 +379,7 @@ def check_command(method: Annotated[str, typer.Argument(help="A method's name, o
     for law in conformance.LAWS:
         problem = conformance.check(entry.kind(**entry.preset), law)
         failed += problem is not None
-        said = f"[green]holds[/]  {conformance.title(law)}" if problem is None else f"[red]fails[/]  {_escape(problem)}"
+        said = f"[green]holds[/]  {conformance.title(law)}" if problem is None else f"[red]fails[/]  {escape(problem)}"
         console.print(said, highlight=False, soft_wrap=True)
     console.print(f"{len(conformance.LAWS) - failed} of {len(conformance.LAWS)} laws hold")
     if failed:

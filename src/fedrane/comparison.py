@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
@@ -105,15 +108,16 @@ def compare(
     runs: dict[str, list[Metrics]] = {name: [] for name in experiments}
     for seed in seeds:
         for name, experiment in experiments.items():
-            folder = Folder(Path(out) / name / f"seed-{seed}")
-            if not folder.finished:
-                go_on = folder.holds_run()
+            folder = Folder(Path(out) / _folder_name(name) / f"seed-{seed}")
+            wanted = experiment.replace(seed=seed)
+            go_on = folder.holds_run()
+            if go_on:
+                _require_same(folder, wanted)
+            if not (go_on and folder.finished):
                 watch = callbacks(name, seed)
                 path = folder.path
                 result = (
-                    resume(path, callbacks=watch, stop=stop)
-                    if go_on
-                    else run(experiment.replace(seed=seed), path, callbacks=watch, stop=stop)
+                    resume(path, callbacks=watch, stop=stop) if go_on else run(wanted, path, callbacks=watch, stop=stop)
                 )
                 if not result.finished:
                     return None
@@ -121,3 +125,34 @@ def compare(
     comparison = Comparison(runs, Path(out))
     write_atomically(Path(out) / "table.md", comparison.markdown())
     return comparison
+
+
+def _folder_name(method: str) -> str:
+    """Of a user's own method too, whose name is a path."""
+    return re.sub(r"[^\w.+-]+", "-", method).strip("-.")
+
+
+def _require_same(folder: Folder, wanted: Experiment) -> None:
+    """Another experiment's results must not pass for this one's; what was left open is as it was settled then."""
+    saved = _words(folder.read_config())
+    for key, now in _words(wanted).items():
+        was = saved.get(key)
+        settled = (
+            now == "auto"
+            or (key == "clients" and wanted.partition.kind == "natural")
+            or (key in ("dataset", "model") and was == str(Path(now).resolve()))
+        )
+        if was != now and not settled:
+            raise CheckpointError(
+                f"{folder.path} holds a run with {key}={was}, not {now}",
+                "its results would stand for another experiment's",
+                "Choose another --out",
+            )
+
+
+def _words(experiment: Experiment) -> dict[str, Any]:
+    """Its values by their dotted keys."""
+    words: dict[str, Any] = {}
+    for key, value in experiment.to_dict().items():
+        words |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
+    return words

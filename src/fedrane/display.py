@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedrane.algorithm import GLOBAL, PERSONAL
@@ -17,6 +18,7 @@ from fedrane.errors import ConfigError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
+from fedrane.files import clear_errors
 from fedrane.run import Callback, Result
 
 
@@ -45,7 +47,7 @@ class Messages(Callback):
         self.console, self.label = console, label
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class Lines(Messages):
@@ -53,7 +55,7 @@ class Lines(Messages):
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
         self.total, self.began, self.before = total, time.perf_counter(), len(history)
-        self.console.print(headline(experiment, federation), highlight=False)
+        self.console.print(headline(experiment, federation), highlight=False, soft_wrap=True)
         if history:
             self.message(f"going on after round {history[-1]['round']}")
 
@@ -126,14 +128,20 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError("TensorBoard is not installed", remedy="pip install 'fedrane[tensorboard]'") from error
-        self.writer: Any = SummaryWriter(str(folder))
+            raise ConfigError("TensorBoard is not installed", remedy="pip install 'fedrane[report]'") from error
+        self.folder, self.open = folder, SummaryWriter
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        done = history[-1]["round"] if history else 0
+        with clear_errors(self.folder):
+            self.writer: Any = self.open(str(self.folder), purge_step=done + 1)
 
     def round(self, record: Metrics) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "round":
-                self.writer.add_scalar(name, value, record["round"])
-        self.writer.flush()
+        with clear_errors(self.folder):
+            for name, value in record.items():
+                if isinstance(value, int | float) and name != "round":
+                    self.writer.add_scalar(name, value, record["round"])
+            self.writer.flush()
 
     def end(self, result: Result) -> None:
         self.writer.close()
@@ -149,9 +157,9 @@ def headline(experiment: Experiment, federation: Federation) -> str:
     e, rows = experiment, sum(len(r) for r in federation.split.train)
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
     return (
-        f"[bold]{e.method_name}[/] on {e.dataset}: {e.clients} clients ({e.partition.kind}{alpha}, "
-        f"{rows:,} training rows), "
-        f"{e.model}, {e.rounds} rounds of {e.epochs} epochs, lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
+        f"[bold]{escape(e.method_name)}[/] on {escape(e.dataset)}: {e.clients} clients ({e.partition.kind}{alpha}, "
+        f"{rows:,} training rows), {escape(e.model)}, "
+        f"{e.rounds} rounds of {e.epochs} epochs, lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
     )
 
 

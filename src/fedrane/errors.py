@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FedraneError(Exception):
@@ -40,3 +40,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known)}"
+
+
+def check_choices(settings: object, **options: Sequence[str]) -> None:
+    """Each named field of a method must be one of its options."""
+    for name, known in options.items():
+        value = getattr(settings, name)
+        if value not in known:
+            raise ConfigError(f"method.{name}={value!r} is not known", remedy=nearest(str(value), known))
+
+
+def check_ranges(settings: object, **ranges: tuple[float, float]) -> None:
+    """Each named field of a method must be a number from the one bound to the other, both allowed."""
+    for name, (low, high) in ranges.items():
+        value = getattr(settings, name)
+        if not low <= value <= high:
+            raise ConfigError(
+                f"method.{name}={value}", f"it lies between {low:g} and {high:g}", f"Use {low:g} … {high:g}"
+            )

@@ -56,15 +56,22 @@ class Folder:
         self.require_free()
         with clear_errors(self.path):
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            (self.path / METRICS).unlink(missing_ok=True)
-            for old in (self.path / "checkpoints").iterdir():
-                old.unlink()
         self.lock()
+        self.require_free()  # nobody has begun one meanwhile
+        self._clear(METRICS, SUMMARY, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
         """Take up a run that exists."""
         self.require_run()
         self.lock()
+        self._clear()
+
+    def _clear(self, *patterns: str) -> None:
+        """Remove these files, and the halves of checkpoints that a killed process left, ours and the library's."""
+        with clear_errors(self.path):
+            for pattern in (*patterns, "checkpoints/round-*.part", "checkpoints/.tmp*"):
+                for path in self.path.glob(pattern):
+                    path.unlink()
 
     def require_free(self) -> None:
         if self.holds_run():
@@ -137,7 +144,7 @@ class Folder:
         path = self.path / METRICS
         if not path.is_file():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         records = []
         for number, line in enumerate(lines, 1):
             try:
@@ -168,7 +175,10 @@ class Folder:
         tensors, metadata = encode(checkpoint)
         with clear_errors(path):
             try:
+                part.touch()
+                mode = part.stat().st_mode
                 save_file(tensors, part, metadata)
+                part.chmod(mode)  # that of any other file: the library makes its own private
                 with part.open("rb+") as file:
                     os.fsync(file.fileno())
             except (OSError, SafetensorError):
@@ -239,7 +249,7 @@ def read(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
             if said.get("format") != FORMAT:
                 raise CheckpointError(f"{path} has format {said.get('format')}", f"this version reads format {FORMAT}")
             tensors = {name: file.get_tensor(name) for name in set(said["paths"].values())}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
     nested = tree.nest({name: tensors[first] for name, first in said["paths"].items()})
     for empty in said["empty"]:

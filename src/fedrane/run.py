@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrane import data, engines, models, tree
+from fedrane import data, engines, loading, models, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
@@ -89,11 +88,12 @@ def run(
     rows = as_dataset(experiment, dataset)
     experiment = resolve(experiment, rows, dataset is not None, model is not None)
     partition = make_partition(experiment, rows)
+    experiment = experiment.replace(clients=len(partition.clients))
     loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
     with ExitStack() as cleanup:
         if folder:
-            folder.create()  # only now: a mistake in the configuration leaves no folder behind
             cleanup.callback(folder.close)
+            folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
             facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
             folder.write_json(FACTS, facts)
@@ -111,9 +111,9 @@ def resume(
 ) -> Result:
     """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit."""
     folder = Folder(out)
-    folder.open()
     with ExitStack() as cleanup:
         cleanup.callback(folder.close)
+        folder.open()
         experiment = folder.read_config()
         rows = as_dataset(experiment, dataset)
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
@@ -164,12 +164,11 @@ def as_dataset(experiment: Experiment, given: Source) -> Dataset:
 
 def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool) -> Experiment:
     """The experiment with every ``auto`` replaced by what it came to."""
-    natural = experiment.partition.kind == "natural" and rows.client is not None
     changes: dict[str, Any] = {
         "dataset": PYTHON if own_data else _absolute(experiment.dataset, rows),
         "model": PYTHON if own_model else automatic_model(experiment.model, rows.shape),
         "device": str(pick_device(experiment.device)),
-        "clients": len(np.unique(rows.client)) if natural and rows.client is not None else experiment.clients,
+        "partition": experiment.partition.resolved(rows.client is not None),
     }
     return experiment.replace(**changes)
 
@@ -182,7 +181,7 @@ def _absolute(name: str, rows: Dataset) -> str:
 def automatic_model(model: str, shape: tuple[int, ...]) -> str:
     """The paper's choice: ConvNet for grey images, ResNet-18 for colour; an MLP for tables."""
     if model != "auto":
-        return model
+        return loading.absolute(model)
     return "mlp" if len(shape) == 1 else "convnet" if shape[0] == 1 else "resnet18"
 
 
@@ -199,8 +198,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
+    """How many clients there are is the experiment's to say, unless the data or a saved partition know."""
     how = experiment.partition
-    return partitions.partition(rows.y, len(rows.classes), experiment.clients, how, experiment.seed, rows.client)
+    clients = 0 if how.file or how.kind == "natural" else experiment.clients
+    return partitions.partition(rows.y, len(rows.classes), clients, how, experiment.seed, rows.client)
 
 
 def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
@@ -225,28 +226,15 @@ def _network(
 ) -> tuple[nn.Module, nn.Module]:
     if given is None and experiment.model == PYTHON:
         raise ConfigError("this run's network was handed over from Python", remedy="Pass model=… again")
-    if given is None and ":" not in experiment.model:
+    if given is None and not loading.is_reference(experiment.model):
         return models.build(experiment.model, shape, classes)
     if given is None:
-        given = _factory(experiment.model)
+        given = loading.load(experiment.model, "model")
     if isinstance(given, nn.Module):
         return models.split_head(given, experiment.model_head, shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         return models.split_head(given(shape, classes), experiment.model_head, shape)
-
-
-def _factory(name: str) -> models.Factory:
-    where, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("fedrane_user_model", where) if Path(where).is_file() else None
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"model={name}: there is no Python file {where}", remedy="Write model=path.py:function")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    factory: models.Factory | None = getattr(module, attribute, None)
-    if factory is None:
-        raise ConfigError(f"{where} has no function {attribute!r}")
-    return factory
 
 
 # ---- the rounds
@@ -299,8 +287,8 @@ class _Loop:
         for stage in stages[done:]:
             if not stage.finale and self._stalled():
                 continue
-            self._one_round(stage)
-            if self.stop() and stage is not stages[-1]:
+            stop = self._one_round(stage)
+            if stop and stage is not stages[-1]:
                 finished = False
                 break
         return self._end(finished)
@@ -313,7 +301,8 @@ class _Loop:
         for extra, algorithm in enumerate(self.algorithm.finale(), 1):
             yield _Stage(e.rounds + extra, algorithm, engines.make(e.engine, algorithm, self.federation), finale=True)
 
-    def _one_round(self, stage: _Stage) -> None:
+    def _one_round(self, stage: _Stage) -> bool:
+        """Gives whether to stop after it; if so, it is saved."""
         e, number = self.experiment, stage.round
         began = time.perf_counter()
         cohort = self._cohort(stage)
@@ -333,7 +322,7 @@ class _Loop:
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
-        self._record(stage, record)
+        return self._record(stage, record)
 
     def _cohort(self, stage: _Stage) -> list[int]:
         e = self.experiment
@@ -347,7 +336,7 @@ class _Loop:
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
         if not tree.finite(server):
             raise self._diverged(stage.round, trained)
-        self.server = server
+        self.server = tree.map(torch.Tensor.contiguous, server)  # as it comes back from a checkpoint
         for k, own in trained.owns.items():
             self.owns[k] = tree.map(torch.Tensor.contiguous, own)
         record: Metrics = {
@@ -374,16 +363,18 @@ class _Loop:
     def _due(self, stage: _Stage) -> bool:
         return stage.finale or stage.round % self.experiment.eval_every == 0 or stage.round == self.experiment.rounds
 
-    def _record(self, stage: _Stage, record: Metrics) -> None:
+    def _record(self, stage: _Stage, record: Metrics) -> bool:
+        stop = self.stop()
         record = {key: _plain(value) for key, value in record.items()}
         self.history.append(record)
         if self.folder:
             self.folder.append_metrics(record)
             last = stage.finale or stage.round == self.experiment.rounds
-            if last or stage.round % self.experiment.checkpoint_every == 0 or self.stop() or self._stalled():
+            if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self._stalled():
                 self.folder.save(Checkpoint(stage.round, self.server, self.owns))
         for callback in self.callbacks:
             callback.round(record)
+        return stop
 
     def _stalled(self) -> bool:
         """No rise of the validation accuracy in the last ``patience`` evaluations."""

@@ -159,8 +159,8 @@ class Net:
     def __init__(self, task: Task, model: Model, now: Pass) -> None:
         self._task, self._model, self._now = task, model, now
 
-    def part(self, name: str, x: Tensor) -> Tensor:
-        """What the named branch makes of ``x``."""
+    def part(self, name: str, *inputs: Tensor) -> Tensor:
+        """What the named branch makes of its inputs."""
         prefix = name + "."
         tensors = {
             key.removeprefix(prefix): value
@@ -169,7 +169,7 @@ class Net:
             if key.startswith(prefix)
         }
         with within(self._now):
-            out: Tensor = functional_call(self._task.parts[name], tensors, (x,), strict=False)
+            out: Tensor = functional_call(self._task.parts[name], tensors, inputs, strict=False)
         return out
 
     def body(self, x: Tensor) -> Tensor:

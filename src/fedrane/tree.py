@@ -21,6 +21,8 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 SEPARATOR = "/"
+BLOCK = 1 << 24
+"""Elements taken at a time where a whole stack of models would be copied."""
 
 
 def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
@@ -132,20 +134,30 @@ def pick(tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> Tensor
     return {name: value for name, value in tensors.items() if wanted(name)}
 
 
+def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor, tuple[str, slice]]]:
+    """Stacked rows and their base as matrix and vector, in pieces small beside the whole, each with where it is from."""
+    for name, stacked in rows.items():
+        flat, origin = stacked.flatten(1), base[name].flatten()
+        width = max(1, BLOCK // max(1, len(flat)))
+        for begin in range(0, flat.shape[1], width):
+            piece = slice(begin, begin + width)
+            yield flat[:, piece], origin[piece], (name, piece)
+
+
 def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
     """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; what is not in ``rows`` stays.
 
     Written through the deviations, so that rows equal to the base leave it as it is to the last bit. A row of weight
     zero is not multiplied but left out: it may hold anything, NaN included.
     """
-    used = [k for k, weight in enumerate(weights.tolist()) if weight != 0]
-    moved = dict(base)
-    for name, stacked in rows.items():
-        if used:
-            deviations = stacked[used] - base[name]
-            share = weights[used].to(deviations.dtype)
-            moved[name] = base[name] + torch.tensordot(share, deviations, dims=1)
-    return moved
+    used = weights.nonzero().flatten()
+    if not len(used):
+        return dict(base)
+    moved = dict(base) | {name: base[name].flatten().clone() for name in rows}
+    for part, origin, (name, piece) in blocks(base, rows):
+        deviations = (part if len(used) == len(part) else part[used]) - origin
+        moved[name][piece] += weights[used].to(deviations.dtype) @ deviations
+    return moved | {name: moved[name].reshape(base[name].shape) for name in rows}
 
 
 def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:

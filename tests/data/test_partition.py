@@ -236,7 +236,7 @@ def test_a_partition_that_is_none_is_refused(clients: tuple[NDArray[np.int64], .
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "dirichlett"}, r"partition\.kind=dirichlett.*Did you mean 'dirichlet'\? Known: natural, iid"),
+        ({"kind": "dirichlett"}, r"partition\.kind=dirichlett.*Did you mean 'dirichlet'\? Known: auto, natural, iid"),
         ({"alpha": 0.0}, r"partition\.alpha=0\.0"),
         ({"alpha": -1.0}, r"partition\.alpha=-1\.0"),
         ({"alpha": float("inf")}, r"partition\.alpha=inf"),

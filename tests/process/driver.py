@@ -37,7 +37,6 @@ def warm() -> None:
 
 
 def command(argv: list[str]) -> int:
-    warnings.simplefilter("error")
     sys.argv = ["fedrane", *argv]
     try:
         fedrane.cli.main()
@@ -53,6 +52,7 @@ def child(request: dict[str, Any]) -> int:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    warnings.simplefilter("error")
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     if request["limit"]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import random
+import itertools
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from harness import TINY, Driver, lines, same_run, until
 
 from fedrane.folder import CONFIG
+from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
 
-UNEVEN = (*TINY, "participation=0.6", "dropout=0.2", "momentum=0.9")
-SETTINGS = [("fedavg", 1), ("fedavg", 3), ("local", 1), ("local", 3)]
+UNEVEN = (*TINY, "participation=0.6", "dropout=0.2", "momentum=0.9", "clip=1")
+GLIDING = f"{OWN}:Gliding"
+"""Has state on the server, and a finale."""
 
 
 def words(method: str, every: int, rounds: int) -> tuple[str, ...]:
@@ -30,11 +33,11 @@ def test_twenty_kills_at_random_moments(fedrane: Driver, tmp_path: Path, method:
     """Killed twenty times on its way, the run ends in the same bytes."""
     of = words(method, every, rounds=60)
     assert fedrane("run", "--out", tmp_path / "whole", *of).status == 0
-    run, chance = tmp_path / "killed", random.Random(f"{method} {every}")
+    run, chance = tmp_path / "killed", np.random.default_rng(every)
     for _ in range(20):
         before = lines(run)
         process = fedrane.start(*go_on(run, of))
-        ahead = chance.randrange(3)
+        ahead = chance.integers(3)
         if ahead:
             goal = before // every * every + ahead  # beyond what the resumed run has in common with the killed one
             until(lambda goal=goal: lines(run) >= goal, f"{goal} rounds are recorded")
@@ -45,18 +48,85 @@ def test_twenty_kills_at_random_moments(fedrane: Driver, tmp_path: Path, method:
     same_run(run, tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("method", "every"), SETTINGS)
-def test_killed_at_any_touch_of_the_folder(fedrane: Driver, tmp_path: Path, method: str, every: int) -> None:
-    """Before each fsync, rename, removal and checkpoint of the run, and then before one of the resumed run's."""
-    of = words(method, every, rounds=4)
+@pytest.mark.parametrize(("method", "every", "stride"), [("local", 1, 1), ("fedavg", 3, 2)])
+def test_killed_at_any_touch_of_the_folder(
+    fedrane: Driver, tmp_path: Path, method: str, every: int, stride: int
+) -> None:
+    """Killed before each fsync, rename, removal and checkpoint in turn: also the very first, and old ones' removal."""
+    of = words(method, every, rounds=4 if every > 1 else 3)
     log = tmp_path / "log"
     assert fedrane("run", "--out", tmp_path / "whole", *of, sabotage={"kind": "touch", "log": str(log)}).status == 0
     touches = log.read_text().splitlines()
-    assert {"fsync", "replace", "unlink", "save_file"} <= set(touches)
-    for at in range(SETTINGS.index((method, every)) % 2, len(touches), 2):
+    assert {"fsync", "mkdir", "replace", "unlink", "save_file"} <= set(touches)
+    for at in range(0, len(touches), stride):
         run = tmp_path / f"killed-{at}"
         assert fedrane("run", "--out", run, *of, sabotage={"kind": "touch", "at": at}).killed
-        again = fedrane(*go_on(run, of), sabotage={"kind": "touch", "at": at % 11})
-        assert again.killed or again.status == 0
-        assert fedrane(*go_on(run, of)).status == 0, f"killed before {touches[at]} ({at})"
+        ended = fedrane(*go_on(run, of))
+        assert ended.status == 0, f"killed before {touches[at]} ({at}): {ended}"
         same_run(run, tmp_path / "whole")
+
+
+def test_the_resumed_run_is_killed_too(fedrane: Driver, tmp_path: Path) -> None:
+    """Killed once more wherever it touches its folder after it was resumed; the method has a finale."""
+    of = words(GLIDING, every=3, rounds=5)
+    assert fedrane("run", "--out", tmp_path / "whole", *of).status == 0
+    assert fedrane("run", "--out", tmp_path / "killed", *of, sabotage={"kind": "line", "at": 5}).killed
+    for at in itertools.count(0, 2):
+        run = tmp_path / f"killed-{at}"
+        shutil.copytree(tmp_path / "killed", run)
+        again = fedrane("resume", run, sabotage={"kind": "touch", "at": at})
+        if not again.killed:
+            break
+        assert fedrane("resume", run).status == 0
+        same_run(run, tmp_path / "whole")
+    assert at > 20
+    assert again.status == 0
+
+
+@pytest.mark.parametrize("round", [1, 4, 6])
+def test_killed_in_the_middle_of_a_metrics_line(fedrane: Driver, tmp_path: Path, round: int) -> None:
+    """Half a line is cut off and written again."""
+    of = words(GLIDING, every=1, rounds=5)
+    assert fedrane("run", "--out", tmp_path / "whole", *of).status == 0
+    run = tmp_path / "killed"
+    assert fedrane("run", "--out", run, *of, sabotage={"kind": "line", "at": round}).killed
+    assert lines(run) == round - 1
+    assert fedrane("resume", run).status == 0
+    same_run(run, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("round", [1, 6])
+def test_killed_in_the_middle_of_a_checkpoint(fedrane: Driver, tmp_path: Path, round: int) -> None:
+    """Half a checkpoint is never taken for one, and is cleared away."""
+    of = words(GLIDING, every=1, rounds=5)
+    assert fedrane("run", "--out", tmp_path / "whole", *of).status == 0
+    run = tmp_path / "killed"
+    assert fedrane("run", "--out", run, *of, sabotage={"kind": "checkpoint", "at": round}).killed
+    assert len(leftovers(run)) == 2
+    assert fedrane("resume", run).status == 0
+    same_run(run, tmp_path / "whole")
+
+
+def test_killed_before_it_has_a_configuration(fedrane: Driver, tmp_path: Path) -> None:
+    """A run that never began cannot be resumed; it is simply started again, also as another one."""
+    run, of = tmp_path / "killed", words("fedavg", every=1, rounds=2)
+    assert fedrane("run", "--out", run, *of, sabotage={"kind": "touch", "at": 8}).killed
+    assert run.exists()
+    assert not (run / CONFIG).exists()
+    refused = fedrane("resume", run)
+    assert refused.status == 2
+    assert "holds no run" in refused.stderr
+    for folder in (run, tmp_path / "whole"):
+        assert fedrane("run", "--out", folder, *of, "seed=1").status == 0
+    same_run(run, tmp_path / "whole")
+
+
+def test_an_early_stop_survives_a_kill(fedrane: Driver, tmp_path: Path) -> None:
+    """Where patience ends a run, the one that was killed on its way ends in the same round."""
+    of = (*words(GLIDING, every=3, rounds=40), "validation=0.2", "patience=2", "lr=1e-6")
+    assert fedrane("run", "--out", tmp_path / "whole", *of).status == 0
+    assert lines(tmp_path / "whole") < 40
+    run = tmp_path / "killed"
+    assert fedrane("run", "--out", run, *of, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane("resume", run).status == 0
+    same_run(run, tmp_path / "whole")

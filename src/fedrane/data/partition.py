@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,8 @@ class Split:
 class Partitioning:
     """How the rows are spread over the clients."""
 
-    kind: str = "dirichlet"
+    kind: str = "auto"
+    """``auto`` is natural where the data come with their clients, else dirichlet."""
     alpha: float = 0.5
     """Of the Dirichlet distribution: the smaller, the more the clients differ."""
     shards: int = 2
@@ -94,6 +95,10 @@ class Partitioning:
             )
         _check_test_share(self.test)
 
+    def resolved(self, natural: bool) -> Partitioning:
+        """With ``auto`` replaced by what it comes to on data with or without clients of their own."""
+        return replace(self, kind="natural" if natural else "dirichlet") if self.kind == "auto" else self
+
 
 def _check_test_share(test: float) -> None:
     if not 0 < test < 1:
@@ -116,6 +121,7 @@ def partition(
 
     With kind=natural or a file the data decide how many clients there are, and ``clients`` may be 0.
     """
+    how = how.resolved(natural is not None)
     if how.file:
         found = load(how.file, rows=len(y))
         _check_clients(len(found.clients), clients, f"The partition in {how.file}")
@@ -246,7 +252,7 @@ _COUNTS: dict[str, Callable[[NDArray[np.int64], int, Partitioning, int], NDArray
     "shards": _shards,
     "quantity": _dirichlet,
 }
-KINDS = ("natural", *_COUNTS)
+KINDS = ("auto", "natural", *_COUNTS)
 
 
 def _repair(counts: NDArray[np.int64], minimum: int) -> NDArray[np.int64]:

@@ -6,19 +6,17 @@ entry point in the group ``fedrane.methods``.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
+from fedrane import loading
 from fedrane.algorithm import Algorithm
-from fedrane.errors import ConfigError, FedraneError, nearest
+from fedrane.errors import ConfigError, nearest
 from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.local import Local
 
 
@@ -44,6 +42,9 @@ class Method:
 METHODS: dict[str, Method] = {
     "fedavg": Method(FedAvg, "AISTATS", 2017),
     "local": Method(Local, "–"),
+    "fedrane": Method(FedRANE, "ACM MM", 2023),
+    "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),
+    "fedrane-wo-gne": Method(FedRANE, "ACM MM", 2023, {"gne": False}),
 }
 
 
@@ -51,7 +52,7 @@ def find(name: str) -> Method:
     """The method of that name, in the registry, a file, a module or an installed package."""
     if name in METHODS:
         return METHODS[name]
-    if ":" in name:
+    if loading.is_reference(name):
         return Method(_load(name), "own")
     installed = {entry.name: entry for entry in entry_points(group="fedrane.methods")}
     if name in installed:
@@ -81,31 +82,9 @@ _origin: dict[type[Algorithm], str] = {}
 
 @cache
 def _load(name: str) -> type[Algorithm]:
-    where, _, attribute = name.rpartition(":")
-    try:
-        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except FedraneError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"method={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Algorithm)]
-        raise ConfigError(f"{where} has no class {attribute!r}", remedy=nearest(attribute, known))
-    kind = _checked(getattr(module, attribute), name)
-    _origin[kind] = f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
+    kind = _checked(loading.load(name, "method"), name)
+    _origin[kind] = loading.absolute(name)
     return kind
-
-
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", remedy="Write method=path/to/file.py:Class")
-    spec = importlib.util.spec_from_file_location(f"fedrane_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up here
-    spec.loader.exec_module(module)
-    return module
 
 
 def _checked(kind: Any, name: str) -> type[Algorithm]:
@@ -115,7 +94,7 @@ def _checked(kind: Any, name: str) -> type[Algorithm]:
             "a method is a frozen dataclass derived from fedrane.Algorithm",
             "See CONTRIBUTING",
         )
-    if "__dataclass_fields__" not in vars(kind) and set(vars(kind).get("__annotations__", ())) - {"answers", "records"}:
+    if "__dataclass_fields__" not in vars(kind) and set(vars(kind).get("__annotations__", ())) - {"answers"}:
         raise ConfigError(
             f"{name} has annotated fields but is not a dataclass",
             "its hyper-parameters could not be set or written down",

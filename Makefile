@@ -1,0 +1,48 @@
+# Needs make and Python 3.11 or newer; everything else is installed into .venv by the first target that wants it.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=15
+
+# The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
+# on two that must share their cores with anything else.
+demo test bench: export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Compare FedAvg with local training on a dataset that is built in (half a minute)
+	@rm -rf runs/demo
+	$(BIN)/fedrane compare --methods fedavg,local $(DEMO) --out runs/demo
+	@echo "table: runs/demo/table.md; settings, metrics and checkpoints: runs/demo/METHOD/seed-0"
+
+check: $(READY) ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check ## check, then every test
+	$(BIN)/pytest -n 2 --doctest-modules src tests
+
+bench: $(READY) ## Run every program in benchmarks/
+	@found=; for program in benchmarks/*.py; do \
+		[ -e "$$program" ] || continue; \
+		found=yes; echo "== $$program"; $(BIN)/python "$$program" || exit 1; \
+	done; \
+	[ -n "$$found" ] || echo "no benchmarks yet: benchmarks/ holds no program"
+
+clean: ## Remove what make has made: .venv, caches, build files (runs/ stays)
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
+			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

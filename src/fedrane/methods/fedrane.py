@@ -1,0 +1,121 @@
+"""FedRANE: Liao et al., "Joint Local Relational Augmentation and Global Nash Equilibrium for Federated Learning with
+Non-IID Data", ACM MM 2023.
+
+In each client, local relational augmentation (LRA): a batch's features z are related by a graph A mined from their
+Pearson matrix (Eq. 2-4), each is augmented to z̃ by attentive messages from its neighbours (Eq. 5-6), and
+
+    loss = prediction + λ_CD · CD(z, z̃)        (Eq. 7-9).
+
+At the server, global Nash equilibrium (GNE): with Δ_k = θ_k − θ and G = [Δ_1 … Δ_K],
+
+    θ ← θ + Gp,        GᵀG p = 1 / p            (Eq. 10-16).
+
+*Deviations*: the paper cannot be run as written; docs/paper.md has each reading, its reason, and how to get the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Outcome
+from fedrane.errors import check_choices, check_ranges
+from fedrane.ops import graph, nash, sphere
+from fedrane.ops.contrast import discrimination
+from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_entropy
+
+
+@dataclass(frozen=True)
+class FedRANE(Algorithm):
+    """Relational augmentation in the clients, Nash bargaining at the server."""
+
+    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+
+    lra: bool = True
+    relation: float = 0.1  # λ_R
+    alternations: int = 5
+    closed_form: str = "exact"
+    graph_gradient: bool = False
+    steps: int = 1  # L
+    attention: str = "softmax"
+    residual: bool = True
+    neighbours: int = 0  # so many of the strongest; 0 is all
+    contrast: float = 0.2  # λ_CD
+    temperature: float = 0.8  # τ₁
+    loss_on: str = "both"
+    head: str = "orthonormal"
+    loss: str = "mse"
+    scale: float = 16.0  # of the scores of unit-norm features under cross entropy
+    predict_on: str = "direct"
+    gne: bool = True
+    power: str = "equal"
+    length: str = "average"
+    scope: str = "model"
+    blend: float = 1.0  # the part of the bargain, the rest being the average
+    solver: str = "newton"
+
+    def __post_init__(self) -> None:
+        check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS, loss_on=("both", "augmented"))
+        check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
+        check_choices(self, power=nash.POWERS, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
+        check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, math.inf))
+        check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return ("loss", "cd", *graph.FACTS) if self.lra else ("loss",)
+
+    def prepare(self, task: Task) -> Task:
+        task = sphere.with_head(task, self.head)
+        if not self.lra:
+            return task
+        passing = graph.MessagePassing(task.width, self.steps, self.attention, self.residual, self.neighbours)
+        return task.add("relate", passing)
+
+    def trains(self, name: str) -> bool:
+        return self.head != "orthonormal" or not name.startswith("head.")
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        net = task.training(model, batch)
+        z = self._place(net.body(batch.x))
+        if not self.lra:
+            loss = self._loss(net, z, batch)
+            return loss, Outcome(net.stats, {"loss": loss})
+        augmented, relations = self._augment(net, z, batch.live)
+        loss = self._loss(net, augmented, batch)
+        if self.loss_on == "both":
+            loss = (loss + self._loss(net, z, batch)) / 2
+        cd = discrimination(z, augmented, batch.live, self.temperature)
+        facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
+        return loss + self.contrast * cd, Outcome(net.stats, facts)
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        if not self.gne:
+            return super().aggregate(task, server, ups, cohort)
+        terms = nash.Terms(self.power, self.length, self.scope, self.blend, self.solver)
+        params, stats, record = nash.negotiate(server.model, ups.model, cohort, terms)
+        return server._replace(model=Model(params, stats)), record
+
+    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
+        net = task.answering(model, live)
+        z = self._place(net.body(x))
+        if self.lra and self.predict_on == "relational":
+            z, _ = self._augment(net, z, live)
+        return self._scores(net, z)
+
+    def _place(self, z: Tensor) -> Tensor:
+        return sphere.unit(z) if self.head == "orthonormal" else z
+
+    def _augment(self, net: Net, z: Tensor, live: Tensor) -> tuple[Tensor, graph.Relations]:
+        source = z if self.graph_gradient else z.detach()
+        relations = graph.relations(source, live, self.relation, self.alternations, self.closed_form)
+        return self._place(net.part("relate", z, relations.adjacency, live)), relations
+
+    def _scores(self, net: Net, z: Tensor) -> Tensor:
+        return net.head(z) * (self.scale if self.head == "orthonormal" and self.loss == "ce" else 1.0)
+
+    def _loss(self, net: Net, z: Tensor, batch: Batch) -> Tensor:
+        return (cross_entropy if self.loss == "ce" else sphere.squared_error)(self._scores(net, z), batch)

@@ -1,0 +1,286 @@
+"""Nash bargaining among clients: weights p > 0 with M p = w / p, for the Gram matrix M = GᵀG of their deviations.
+
+With Δ = Gp every client's utility is Δ_kᵀΔ = w_k / p_k > 0, and among all steps of that length Δ has the highest
+Σ w_k log Δ_kᵀΔ: the (asymmetric) Nash bargaining solution, with the present model as the disagreement point.
+
+M p = w / p is where the strictly convex ½ pᵀMp − Σ w log p is stationary, so a damped Newton method finds its one
+solution. M is first scaled to a unit diagonal: p then scales back exactly, whatever the clients' lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedrane import tree
+from fedrane.algorithm import sample_ratio
+from fedrane.errors import ConfigError, nearest
+from fedrane.task import Client, Model
+from fedrane.tree import Tensors
+
+Array = NDArray[np.float64]
+Solver = Callable[[Array, Array, Array, float], tuple[Array, int]]
+"""Matrix, powers, a start and the residual wanted, to a solution and the iterations spent."""
+POWERS = ("equal", "samples")
+LENGTHS = ("average", "simplex", "ball")
+SCOPES = ("model", "layer", "body", "head")
+STEPS = 200
+RIDGES = {0.0: 1e-11, 1e-6: 1e-8, 1e-4: 1e-8, 1e-2: 1e-8}
+"""Tried in turn, each with the residual max |p ∘ Mp − w| at which its solution counts as found."""
+NEGLIGIBLE = 1e-6
+"""‖Gp‖ beside max p_k ‖Δ_k‖ under which the clients cancel out and nobody moves."""
+
+
+class Bargain(NamedTuple):
+    """What was agreed on."""
+
+    weights: Tensor
+    """One a client; 0 for those left out."""
+    residual: float
+    """max |p ∘ Mp − w|, of the ridged system where there is a ridge."""
+    iterations: int
+    ridge: float
+    """Added to the unit diagonal, where no agreement exists without it."""
+    excluded: tuple[int, ...]
+    """Clients whose deviation is zero or not finite."""
+    moves: bool
+    """False where the clients cancel out: the disagreement point."""
+
+
+def gram(base: Tensors, rows: Tensors) -> Tensor:
+    """M_jk = Δ_jᵀΔ_k in float64, for Δ_k = rows_k − base, over the names in ``rows``.
+
+    Block by block over the parameters, so that the deviations never stand in memory a second time.
+    """
+    first = next(iter(rows.values()))
+    total = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
+    for part, origin, _ in tree.blocks(base, rows):
+        deviations = part.double() - origin.double()
+        total += deviations @ deviations.T
+    return total
+
+
+class Agreement(NamedTuple):
+    """A bargain and the weights Σ weights_k Δ_k is to be made with."""
+
+    bargain: Bargain
+    weights: Tensor
+    norms: Tensor
+    """‖Δ_k‖."""
+
+
+def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend: float, solver: str) -> Agreement:
+    """Bargain, then decide how far to go along Gp: the paper leaves a step whose length has nothing to do with theirs.
+
+    ``average``  as far as Σ ratio_k Δ_k goes; ``simplex``  Σ p = 1; ``ball``  ‖Gp‖² = Σ w, the paper's p as it is.
+    ``blend`` is the part of the bargain in the weights, the rest being ``ratio``.
+    """
+    made = bargain(gram, powers, solver)
+    p, usual = made.weights, _without(ratio, made.excluded)
+    if not made.moves:
+        weights = torch.zeros_like(p)
+    else:
+        inner = gram.double().clone()
+        inner[list(made.excluded)] = 0
+        inner[:, list(made.excluded)] = 0
+        goes = (p @ inner @ p).clamp(min=1e-300).sqrt()
+        far = {
+            "average": (usual @ inner @ usual).clamp(min=0).sqrt() / goes,
+            "simplex": 1 / p.sum(),
+            "ball": torch.ones_like(goes),
+        }
+        weights = blend * far[length] * p + (1 - blend) * usual
+    return Agreement(made, weights, gram.diagonal().clamp(min=0).sqrt())
+
+
+class Terms(NamedTuple):
+    """How clients bargain.
+
+    ``power``: all clients ``equal``, or each by its ``samples``. ``length``: see :func:`agree`. ``scope``: over the
+    ``model`` as one vector, each ``layer`` by itself, or the ``body`` or ``head`` alone, the rest being averaged.
+    ``blend``: the part of the bargain in the weights, the rest being the average.
+    """
+
+    power: str = "equal"
+    length: str = "average"
+    scope: str = "model"
+    blend: float = 1.0
+    solver: str = "newton"
+
+
+def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Tensors, Tensors, dict[str, Any]]:
+    """Parameters and statistics after an agreement, and what to record of it.
+
+    Statistics are averaged by sample ratio over those who took part: bargaining weights need not sum to 1.
+    """
+    ratio = sample_ratio(cohort)
+    powers = ratio * len(ratio) if terms.power == "samples" else None
+    agreements: list[Agreement] = []
+    params = dict(server.params)
+    for names, bargained in _groups(ups.params, terms.scope):
+        part = {name: ups.params[name] for name in names}
+        made = agree(gram(params, part), ratio, powers, terms.length, terms.blend if bargained else 0.0, terms.solver)
+        params |= tree.move({name: params[name] for name in names}, part, made.weights)
+        agreements += [made] if bargained else []
+    out = sorted({k for made in agreements for k in made.bargain.excluded})
+    stats = tree.move(server.stats, ups.stats, _without(ratio, out))
+    return params, stats, _record(agreements, cohort.index[out].tolist())
+
+
+def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
+    """The ratio among those who are not left out."""
+    usual = ratio.double().clone()
+    usual[list(excluded)] = 0
+    return usual / usual.sum().clamp(min=1e-300)
+
+
+def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
+    """Names that are bargained over together, and names that are not bargained over."""
+    if scope == "model":
+        return [(list(rows), True)]
+    if scope == "layer":
+        layers: dict[str, list[str]] = {}
+        for name in rows:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+        return [(names, True) for names in layers.values()]
+    inside = [name for name in rows if name.startswith("head.") == (scope == "head")]
+    outside = [name for name in rows if name not in inside]
+    return [(names, bargained) for names, bargained in ((inside, True), (outside, False)) if names]
+
+
+def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
+    """One list a client; one of such a layer where each layer bargains by itself."""
+
+    def each(values: list[Tensor]) -> list[Any]:
+        lists = [value.tolist() for value in values]
+        return lists[0] if len(lists) == 1 else lists
+
+    bargains = [a.bargain for a in agreements]
+    return {
+        "gne/p": each([b.weights for b in bargains]),
+        "gne/weights": each([a.weights for a in agreements]),
+        "gne/norms": each([a.norms for a in agreements]),
+        "gne/residual": max((b.residual for b in bargains), default=0.0),
+        "gne/ridge": max((b.ridge for b in bargains), default=0.0),
+        "gne/iterations": sum(b.iterations for b in bargains),
+        "gne/moves": all(b.moves for b in bargains),
+        "gne/excluded": excluded,
+    }
+
+
+def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") -> Bargain:
+    """Solve M p = w / p. ``powers`` are the w (1 each by default); ``sequential`` is the paper's convex-concave way.
+
+    >>> bargain(torch.eye(3)).weights
+    tensor([1., 1., 1.], dtype=torch.float64)
+    """
+    if method not in SOLVERS:
+        raise ConfigError(f"solver {method!r} is not known", remedy=nearest(method, SOLVERS))
+    matrix = gram.detach().double().cpu().numpy()
+    w = np.ones(len(matrix)) if powers is None else powers.detach().double().cpu().numpy()
+    diagonal = np.diag(matrix)
+    with np.errstate(invalid="ignore"):
+        used = np.isfinite(diagonal) & (diagonal > np.finfo(float).tiny) & (w > 0)
+    weights = torch.zeros(len(matrix), dtype=torch.float64, device=gram.device)
+    excluded = tuple(np.flatnonzero(~used).tolist())
+    if not used.any():
+        return Bargain(weights, 0.0, 0, 0.0, excluded, moves=False)
+    lengths = np.sqrt(diagonal[used])
+    scaled = matrix[np.ix_(used, used)] / np.outer(lengths, lengths)
+    np.fill_diagonal(scaled, 1.0)
+    x, residual, iterations, ridge = _with_ridge(scaled, w[used], SOLVERS[method])
+    moves = float(x @ scaled @ x) > (NEGLIGIBLE * float(x.max())) ** 2
+    weights[torch.from_numpy(used)] = torch.from_numpy(x / lengths).to(gram.device)
+    return Bargain(weights, residual, iterations, ridge, excluded, moves)
+
+
+def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, int, float]:
+    """The solution with the smallest ridge that has one: where some p ≥ 0 has Gp = 0, none exists without."""
+    start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact where all deviations are equal
+    spent = 0
+    for ridge, tolerance in RIDGES.items():
+        ridged = matrix + ridge * np.eye(len(matrix))
+        length = np.sqrt(w.sum() / max(start @ ridged @ start, 1e-12))  # the best along this ray
+        x, iterations = solve(ridged, w, start * length, tolerance * max(1.0, float(w.max())))
+        spent += iterations
+        residual = float(np.abs(x * (ridged @ x) - w).max())
+        if residual <= tolerance * max(1.0, float(w.max())):
+            break
+        start = x / x.max()
+    return x, residual, spent, ridge
+
+
+def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array, int]:
+    """Damped Newton on f(x) = ½ xᵀMx − Σ w log x, in the variables x_k = e^s_k x_k of relative change.
+
+    Scaled so, the Hessian is x M x + w: well conditioned also where x is not. Where f has no minimum x grows without
+    bound; it is given up when ‖Gp‖, which is √Σw at a solution, would be negligible beside it.
+    """
+    bound = np.sqrt(w.sum()) / NEGLIGIBLE
+
+    def value(x: Array) -> float:
+        return float(0.5 * x @ matrix @ x - w @ np.log(x))
+
+    best, smallest = x, np.inf
+    step = 0
+    while step < STEPS:
+        step += 1
+        slope = x * (matrix @ x) - w
+        error = float(np.abs(slope).max())
+        if error > 0.5 * smallest and smallest <= tolerance:  # as good as rounding lets it be
+            break
+        if error < smallest:
+            best, smallest = x, error
+        if error == 0.0 or x.max() > bound:
+            break
+        try:
+            move = -cho_solve(cho_factor(x[:, None] * matrix * x + np.diag(w)), slope)
+        except np.linalg.LinAlgError:  # x so large that rounding outweighs w: as good as unbounded
+            break
+        length = min(1.0, 0.9 / max(float(-move.min()), 1e-300))
+        before, descent = value(x), float(slope @ move)
+        while value(x * (1 + length * move)) > before + 0.1 * length * descent + 1e-12 * abs(before) and length > 1e-8:
+            length /= 2
+        x = x * (1 + length * move)
+    return (best if smallest <= tolerance else x), step
+
+
+def _sequential(matrix: Array, w: Array, p: Array, tolerance: float) -> tuple[Array, int]:
+    """The paper's sequence: minimise Σ q + φ with φ_k = log p_k q_k − log w_k ≥ 0, q = Mp, the concave φ made linear
+    at the last p, so that each problem is convex; until p no longer changes."""
+
+    def slack(p: Array) -> Array:
+        return np.log(np.maximum(p, 1e-300)) + np.log(np.maximum(matrix @ p, 1e-300)) - np.log(w)
+
+    def slack_slope(p: Array) -> Array:
+        return np.diag(1 / p) + matrix / np.maximum(matrix @ p, 1e-300)[:, None]
+
+    step = 0
+    while step < SEQUENCE:
+        step += 1
+        cost = matrix.sum(0) + slack_slope(p).sum(0)
+        found = minimize(
+            lambda p, cost=cost: float(cost @ p),
+            p,
+            jac=lambda p, cost=cost: cost,
+            bounds=[(1e-9, None)] * len(p),
+            constraints={"type": "ineq", "fun": slack, "jac": slack_slope},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        change = float(np.abs(found.x - p).max() / np.abs(p).max())
+        p = found.x
+        if change < 1e-9:
+            break
+    return p, step
+
+
+SEQUENCE = 50
+SOLVERS: dict[str, Solver] = {"newton": _newton, "sequential": _sequential}

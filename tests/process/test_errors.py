@@ -1,0 +1,221 @@
+"""What a user gets wrong: one clear line on standard error, exit code 2, and nothing half-made left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import OWN, TINY, Driver, Ended, checkpoints, executable, same_run
+
+WORDS = (*TINY, "rounds=3")
+
+
+def refused(ended: Ended, *words: str) -> None:
+    assert ended.status == 2, ended
+    assert not ended.stdout
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    for word in words:
+        assert word in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(fedrane: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert fedrane("run", "--out", run, *WORDS).status == 0
+    return run
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of one's own to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dataset=fmist"], ["fmist", "'fmnist'"]),
+        (["dataset=digits", "model=ml"], ["'ml'", "'mlp'"]),
+        (["method=fedavgg"], ["fedavgg", "'fedavg'", "path.py:Class"]),
+        (["method=nowhere.py:Mine"], ["nowhere.py"]),
+        ([f"method={OWN}:Glidin"], ["Glidin", "'Gliding'"]),
+        (["lr=-1"], ["lr=-1", "positive"]),
+        (["lr=nan"], ["lr=nan"]),
+        (["lr=quick"], ["lr=quick", "number"]),
+        (["clients=0"], ["clients=0", "from 1"]),
+        (["clients=2000"], ["2000 clients", "partition.minimum"]),
+        (["participation=0"], ["participation=0", "share"]),
+        (["rounds=2.5"], ["rounds=2.5", "whole number"]),
+        (["patience=3"], ["patience=3", "validation"]),
+        (["client=4"], ["'client'", "'clients'"]),
+        (["learning_rate=0.1"], ["'learning_rate'", "'lr'"]),
+        (["partition.alfa=1"], ["partition.alfa", "partition.alpha"]),
+        (["method.strength=1"], ["method.strength"]),
+        (["partition.kind=dirichelt"], ["dirichelt", "'dirichlet'"]),
+        (["partition.file=nowhere.npz"], ["nowhere.npz"]),
+        (["schedule.kind=cosin"], ["cosin", "'cosine'"]),
+        (["device=warp"], ["device=warp", "device=cpu"]),
+        (["fedavg"], ["'fedavg'", "key=value"]),
+        (["nowhere.toml"], ["nowhere.toml", "no file"]),
+        (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
+        (["model=nowhere.py:network"], ["nowhere.py"]),
+        (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
+        ([f"model={OWN}:nett"], ["no function 'nett'"]),
+        ([f"model={OWN}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
+        ([f"model={OWN}:network", "model_head=hidden"], ["hidden", "last"]),
+    ],
+)
+def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:
+    """Names what was found and what is known; no folder is made, not even for TensorBoard."""
+    (tmp_path / "broken.toml").write_text("rounds = 3\nclients = = 4\n")
+    refused(fedrane("run", "--tensorboard", "--out", "run", *words, cwd=tmp_path), *said)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--methods", "fedavg,fedpr"], ["fedpr"]),
+        (["--methods", ","], ["--methods"]),
+        (["--seeds", "0"], ["--seeds"]),
+        (["--methods", "local", "fedavg.glide=1"], ["fedavg"]),
+        (["dataset=fmist"], ["'fmnist'"]),
+    ],
+)
+def test_a_mistake_in_a_comparison(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:
+    """All methods are known to be right before the first of them runs."""
+    refused(fedrane("compare", "--out", "all", *words, cwd=tmp_path), *said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_the_installed_command_says_it(tmp_path: Path) -> None:
+    """The same from a process of its own, without a folder named: none is made."""
+    refused(executable(tmp_path, "run", "dataset=fmist").wait(), "fmist", "fmnist")
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
+
+
+@pytest.mark.parametrize("more", [(), ("--tensorboard",)])
+def test_a_folder_that_cannot_be_made(fedrane: Driver, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Below a file there are no folders."""
+    (tmp_path / "file").write_text("a letter")
+    refused(fedrane("run", *more, "--out", tmp_path / "file" / "run", *WORDS), str(tmp_path / "file"))
+    refused(fedrane("compare", "--out", tmp_path / "file" / "all", *WORDS), str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "a letter"
+
+
+@pytest.mark.parametrize("more", [(), ("--tensorboard",)])
+def test_a_folder_that_holds_a_run(fedrane: Driver, copy: Path, finished: Path, more: tuple[str, ...]) -> None:
+    """Nothing is overwritten, and the remedy is to resume it."""
+    before = sorted(copy.rglob("*"))
+    refused(fedrane("run", *more, "--out", copy, *WORDS, "seed=1"), "already holds a run", f"fedrane resume {copy}")
+    assert sorted(copy.rglob("*")) == before
+    same_run(copy, finished)
+
+
+def test_a_folder_with_files_of_the_users(fedrane: Driver, tmp_path: Path) -> None:
+    """A run may be put beside them, and leaves them alone."""
+    for name in ("notes.txt", "checkpoints/best.pt", "checkpoints/round-best.safetensors.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    assert fedrane("run", "--out", tmp_path, *WORDS).status == 0
+    assert fedrane("resume", tmp_path).status == 0
+    for name in ("notes.txt", "checkpoints/best.pt", "checkpoints/round-best.safetensors.txt"):
+        assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", ["resume", "predict"])
+def test_a_folder_without_a_run(fedrane: Driver, tmp_path: Path, command: str) -> None:
+    """It is left as it is, or left out of existence."""
+    inputs = ["x.npz"] if command == "predict" else []
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "nowhere"):
+        refused(fedrane(command, tmp_path / name, *inputs), str(tmp_path / name), "no run")
+    assert not list((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_in_use(fedrane: Driver, copy: Path, tmp_path: Path) -> None:
+    """Two processes never write into one folder, whether the other resumes a run or begins one."""
+    begun = Path(shutil.copytree(copy, tmp_path / "begun"))
+    (begun / "config.toml").unlink()
+    for folder, command in ((copy, ("resume", copy)), (begun, ("run", "--out", begun, *WORDS))):
+        files = sorted(folder.rglob("*"))
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            refused(fedrane(*command), str(folder), "in use by another process")
+        assert sorted(folder.rglob("*")) == files
+        assert fedrane(*command).status == 0
+    same_run(begun, copy)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _zeros(content: bytes) -> bytes:
+    return bytes(len(content))
+
+
+def _nothing(content: bytes) -> bytes:
+    return b""
+
+
+def _other(content: bytes) -> bytes:
+    return content.replace(b"fedrane", b"another")
+
+
+def _torn(content: bytes) -> bytes:
+    return content.replace(rb"{\"format\"", rb"{;\"format\"")[: len(content)]
+
+
+DAMAGES = [_cut, _zeros, _nothing, _other, _torn]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint(fedrane: Driver, copy: Path, finished: Path, damage: Callable[[bytes], bytes]) -> None:
+    """The run goes on from the one before it, says so, and ends in the same bytes."""
+    newest = copy / "checkpoints" / max(checkpoints(copy))
+    newest.write_bytes(damage(newest.read_bytes()))
+    ended = fedrane("resume", copy)
+    assert ended.status == 0
+    assert str(newest) in ended.stdout
+    assert "older checkpoint" in ended.stdout
+    assert "after round 2" in ended.stdout
+    same_run(copy, finished)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_all_checkpoints_damaged(fedrane: Driver, copy: Path, damage: Callable[[bytes], bytes]) -> None:
+    """There is nothing to go on from, and the folder is left as it is."""
+    for name, content in checkpoints(copy).items():
+        (copy / "checkpoints" / name).write_bytes(damage(content))
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    refused(fedrane("resume", copy), str(copy), "no checkpoint")
+    refused(fedrane("predict", copy, "x.npz"), str(copy), "no checkpoint")
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.toml", b"rounds = = 3", "TOML"),
+        ("partition.npz", b"PK", "corrupt"),
+        ("metrics.jsonl", b'{"round": 1\n{"round": 2}\n', "line 1"),
+        ("metrics.jsonl", b"\xff\xfe\n\n", "line 1"),
+    ],
+)
+def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: bytes, said: str) -> None:
+    """The file is named."""
+    (copy / name).write_bytes(content)
+    refused(fedrane("resume", copy), name, said)
+
+
+def test_training_that_diverges(fedrane: Driver, tmp_path: Path) -> None:
+    """The last finite model is kept."""
+    ended = fedrane("run", "--quiet", "--out", tmp_path / "run", *WORDS, "rounds=30", "lr=1e30")
+    refused(ended, "no longer finite", "lr")
