@@ -25,8 +25,9 @@ check: $(READY) ## Format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## check, then every test
-	$(BIN)/pytest -n 2 --doctest-modules src tests
+test: check ## Check, then every test and the examples in docstrings
+	$(BIN)/pytest -n 2
+	$(BIN)/pytest --doctest-modules src
 
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/*.py; do \

@@ -23,7 +23,7 @@ from fedrane import comparison, conformance, display, methods
 from fedrane._version import __version__
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
-from fedrane.display import uses_alpha
+from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import Experiment, merge, read_toml
 from fedrane.folder import Folder
@@ -270,7 +270,7 @@ def predict_command(
         for a in answers:
             _write_line(json.dumps(a) + "\n")
         return
-    table = Table("input", "class")
+    table = plain_table("input", "class")
     table.add_column("probability", justify="right")
     for a in answers:
         table.add_row(escape(a["input"]), escape(a["class"]), f"{a['probability']:.3f}")
@@ -289,14 +289,12 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
         for state in states:
             _write_line(json.dumps(asdict(state), default=str) + "\n")
         return
-    table = Table("dataset", "classes", "shape", "rows (train, test)", "state", "where, or how to get it")
+    table = plain_table("dataset", "classes", "shape", "train", "test", "where, or how to get it")
     for known in states:
-        found = "[green]ready[/]" if known.ready else "[yellow]missing[/]"
-        shape, rows = "×".join(map(str, known.shape)), f"{known.train:,}, {known.test:,}"
-        where = str(known.where) if known.ready else known.how
-        table.add_row(known.name, str(known.classes), shape, rows, found, where)
+        shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
+        table.add_row(known.name, str(known.classes), shape, f"{known.train:,}", f"{known.test:,}", where)
     console = Console()
-    console.print(table)
+    _show(console, table)
     console.print(f"data root: {root}", highlight=False, soft_wrap=True)
 
 
@@ -337,7 +335,7 @@ def partition_command(
         f", α {how.alpha:g}" if uses_alpha(how) else ""
     )
     _say(console, title)
-    table = Table("", "fewest", "median", "most")
+    table = plain_table("", "fewest", "median", "most")
     for name, values in (("rows a client", counts.sum(1)), ("classes a client", held)):
         table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
     console.print(table)
@@ -355,19 +353,30 @@ def partition_command(
 
 
 @app.command("methods")
-def methods_command(as_json: Json = False) -> None:
-    """The methods: what each answers with, and its fields."""
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="One of them, to see its fields.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """The methods and what each answers with; of one by name, its fields and their defaults."""
+    chosen = {name: methods.find(name)} if name else methods.METHODS
     if as_json:
-        for name, entry in methods.METHODS.items():
-            facts = {"name": name, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
+        for key, entry in chosen.items():
+            facts = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
             _write_line(json.dumps({**facts, "answers": entry.kind.answers, "fields": entry.fields}) + "\n")
         return
-    table = Table("method", "published", "answers", "fields", "what it is")
-    for name, entry in methods.METHODS.items():
+    table = plain_table("method", "published", "answers", "what it is")
+    for key, entry in chosen.items():
         published = f"{entry.venue} {entry.year or ''}".strip()
-        words = ", ".join(f"{key}={value}" for key, value in entry.fields.items()) or "–"
-        table.add_row(name, published, ", ".join(entry.kind.answers), words, entry.summary)
-    Console().print(table)
+        table.add_row(key, published, ", ".join(entry.kind.answers), entry.summary)
+    console = Console()
+    console.print(table)
+    if not name:
+        _say(console, "fields of one: fedrane methods NAME")
+        return
+    values = plain_table("field", "default")
+    for field, value in chosen[name].fields.items():
+        values.add_row(f"method.{field}", str(value))
+    console.print(values if chosen[name].fields else "it has no fields")
 
 
 @app.command("check")

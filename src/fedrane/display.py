@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.partition import Partitioning
@@ -34,10 +36,22 @@ def describe_round(record: Metrics) -> str:
     ]
     if record.get("train/loss") is not None:
         parts.append(f"loss {record['train/loss']:.4f}")
-    parts.append(f"{record['samples_per_second']:,.0f} samples/s")
+    parts.append(speed(record))
     if record["lost"]:
         parts.append(f"{len(record['lost'])} lost")
     return "  ".join(parts)
+
+
+def speed(record: Metrics) -> str:
+    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "nobody answered"
+
+
+def plain_table(*columns: str) -> Table:
+    """A table whose cells can be copied: nothing is cut, what is too long goes on in the next line."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 class Messages(Callback):
@@ -57,7 +71,8 @@ class Lines(Messages):
         self.total, self.began, self.before = total, time.perf_counter(), len(history)
         self.console.print(headline(experiment, federation), highlight=False, soft_wrap=True)
         if history:
-            self.message(f"going on after round {history[-1]['round']}")
+            done = history[-1]["round"]
+            self.message("nothing is left to do" if done >= total else f"going on after round {done}")
 
     def round(self, record: Metrics) -> None:
         done = record["round"]
@@ -92,8 +107,7 @@ class Live(Messages):
             if f"{whose}/accuracy" in record:
                 self.last[whose] = percent(record[f"{whose}/accuracy"])
         state = "  ".join(f"{whose} [bold]{value}[/]" for whose, value in self.last.items())
-        speed = f"{record['samples_per_second']:,.0f} samples/s"
-        self.progress.update(self.task, completed=record["round"], state=f"{state}  [dim]{speed}[/]")
+        self.progress.update(self.task, completed=record["round"], state=f"{state}  [dim]{speed(record)}[/]")
 
     def end(self, result: Result) -> None:
         self.close()
@@ -109,9 +123,13 @@ class JsonLines(Callback):
 
     def __init__(self, write: Any) -> None:
         self.write = write
+        self.who: dict[str, Any] = {}
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        self.who = {"method": experiment.method_name, "seed": experiment.seed}
 
     def round(self, record: Metrics) -> None:
-        self.write(json.dumps({"event": "round", **record}) + "\n")
+        self.write(json.dumps({"event": "round", **self.who, **record}) + "\n")
 
     def message(self, text: str) -> None:
         self.write(json.dumps({"event": "message", "text": text}) + "\n")
@@ -147,6 +165,10 @@ class TensorBoard(Callback):
         self.writer.close()
 
 
+def count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -158,8 +180,8 @@ def headline(experiment: Experiment, federation: Federation) -> str:
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
     return (
         f"[bold]{escape(e.method_name)}[/] on {escape(e.dataset)}: {e.clients} clients ({e.partition.kind}{alpha}, "
-        f"{rows:,} training rows), {escape(e.model)}, "
-        f"{e.rounds} rounds of {e.epochs} epochs, lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
+        f"{rows:,} training rows), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
+        f"lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
     )
 
 

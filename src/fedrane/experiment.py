@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +108,8 @@ class Experiment:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
         values = dict(values)
+        if "preset" in values:
+            values = _over(read_preset(str(values.pop("preset"))), values)
         method = values.pop("method", "fedavg")
         algorithm = _method(method if isinstance(method, Mapping) else {"name": method})
         return _build(cls, {"method": algorithm, **values}, "")
@@ -132,6 +135,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no file {path}", remedy="Give a TOML file, or key=value words") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A set of values that ships with the package."""
+    found = {path.name.removesuffix(".toml"): path for path in resources.files("fedrane.presets").iterdir()}
+    known = [key for key in found if not key.startswith("_")]
+    if name not in known:
+        raise ConfigError(f"preset={name!r} is not known", remedy=nearest(name, known))
+    return tomllib.loads(found[name].read_text(encoding="utf-8"))
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values laid over others; another method takes nothing of the one below."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        same = key != "method" or not isinstance(value, Mapping) or value.get("name") in (None, (old or {}).get("name"))
+        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) and same else value
+    return merged
 
 
 def merge(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:

@@ -109,9 +109,7 @@ class Models:
     def _require(self, answer: str) -> None:
         answers: Iterable[str] = self.algorithm.answers_on(self.task)
         if answer not in answers:
-            other = (
-                "personal models: ask for a client's" if answer == GLOBAL else "one global model: leave the client out"
-            )
+            other = "personal models: name a client (--client 0)" if answer == GLOBAL else "one global model alone"
             raise ConfigError(f"{self.experiment.method_name} has no {answer} model", f"it gives {other}")
 
 
@@ -135,6 +133,6 @@ def read_rows(path: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray
 def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]]) -> Iterator[dict[str, Any]]:
     """The class of each row and how sure the model is."""
     for name, row in rows:
-        chances = model(torch.from_numpy(row[None])).softmax(1)[0]
+        chances = model(torch.tensor(row[None])).softmax(1)[0]
         best = int(chances.argmax())
         yield {"input": name, "class": model.inputs.classes[best], "probability": float(chances[best])}

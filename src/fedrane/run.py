@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -131,7 +133,9 @@ def load(out: str | Path, *, model: Network = None) -> Models:
     experiment = folder.read_config().replace(device="cpu")
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
-    checkpoint, _ = folder.newest()
+    checkpoint, problems = folder.newest()
+    for problem in problems:
+        warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=2)
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
@@ -421,13 +425,13 @@ def _plain(value: Any) -> Any:
 
 def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
     """The last evaluation and the best one of each measure, by name and round."""
+    speeds = [r["samples_per_second"] for r in history if r["cohort"]]
     summary: Metrics = {
         "method": experiment.method_name,
         "seed": experiment.seed,
         "rounds": history[-1]["round"] if history else 0,
         "seconds": sum(r["seconds"] + r["eval_seconds"] for r in history),
-        "samples_per_second": sum(r.get("train/rows", 0) for r in history)
-        / max(sum(r["seconds"] for r in history), 1e-9),
+        "samples_per_second": statistics.median(speeds) if speeds else 0.0,
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }

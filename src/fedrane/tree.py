@@ -135,7 +135,7 @@ def pick(tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> Tensor
 
 
 def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor, tuple[str, slice]]]:
-    """Stacked rows and their base as matrix and vector, in pieces small beside the whole, each with where it is from."""
+    """Stacked rows and their base as matrix and vector, in pieces small beside the whole, each with its place."""
     for name, stacked in rows.items():
         flat, origin = stacked.flatten(1), base[name].flatten()
         width = max(1, BLOCK // max(1, len(flat)))

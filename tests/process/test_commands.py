@@ -306,7 +306,6 @@ def test_predict_arrays(fedrane: Driver, shared: Path, rows: Path) -> None:
     assert all(word in shown.stdout for word in ("input", "class", "probability", f"{rows}[19]", f"{chances[19]:.3f}"))
 
 
-@pytest.mark.xfail(reason="predictor.answer warns of a read-only array: torch.tensor(row[None])", strict=True)
 def test_predict_images_with_a_clients_model(fedrane: Driver, personal: Path, tmp_path: Path) -> None:
     """Each client answers with its own; a grey picture and the same in colour are alike."""
     for number in range(3):

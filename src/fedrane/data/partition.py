@@ -160,7 +160,7 @@ def _check_clients(found: int, wanted: int, who: str) -> None:
         raise DataError(
             f"{who} has {found} clients, but clients={wanted}",
             "its rows belong to their owners",
-            f"Use clients={found}, or clients=0 to take all",
+            f"Use clients={found}",
         )
 
 

@@ -36,7 +36,8 @@ class Method:
 
     @property
     def summary(self) -> str:
-        return (self.kind.__doc__ or "").strip().splitlines()[0]
+        preset = ", ".join(f"{key}={value}" for key, value in self.preset.items())
+        return (self.kind.__doc__ or "").strip().splitlines()[0] + (f" With {preset}." if preset else "")
 
 
 METHODS: dict[str, Method] = {

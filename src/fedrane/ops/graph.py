@@ -22,7 +22,7 @@ from torch import Tensor, nn
 FLOOR = 1e-3
 """ε, the floor under the eigenvalues of BBᵀ: keeps Φ finite, and float32 safe."""
 TINY = 1e-12
-NEWTON_SCHULZ = 14
+NEWTON_SCHULZ = 18
 """Iterations of the inverse square root: enough in float32 for eigenvalues from FLOOR/n up."""
 
 
@@ -152,6 +152,14 @@ def mean_degree(adjacency: Tensor, live: Tensor) -> Tensor:
     return adjacency.sum((-2, -1)) / live.sum(-1).clamp(min=1)
 
 
+class _Identity(nn.Linear):
+    """A square map that starts as the identity: at first a message is the neighbour itself, so that z̃ leans towards
+    its neighbours' mean from the first step on, and training decides what becomes of it."""
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.weight)
+
+
 class MessagePassing(nn.Module):
     """The paper's Eq. (5) and (6): ``steps`` rounds of attentive messages among a row's neighbours.
 
@@ -162,7 +170,8 @@ class MessagePassing(nn.Module):
         super().__init__()
         self.width, self.attention, self.residual, self.top = width, attention, residual, top
         self.receive, self.send, self.value = (
-            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(steps)) for _ in range(3)
+            nn.ModuleList(kind(width, width, bias=False) for _ in range(steps))
+            for kind in (nn.Linear, nn.Linear, _Identity)
         )
 
     def forward(self, z: Tensor, adjacency: Tensor, live: Tensor) -> Tensor:

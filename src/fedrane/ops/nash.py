@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize
+from scipy.optimize import linprog
 from torch import Tensor
 
 from fedrane import tree
@@ -32,8 +32,9 @@ POWERS = ("equal", "samples")
 LENGTHS = ("average", "simplex", "ball")
 SCOPES = ("model", "layer", "body", "head")
 STEPS = 200
-RIDGES = {0.0: 1e-11, 1e-6: 1e-8, 1e-4: 1e-8, 1e-2: 1e-8}
-"""Tried in turn, each with the residual max |p ∘ Mp − w| at which its solution counts as found."""
+RIDGES = {0.0: 1e-11, 1e-6: 1e-6, 1e-4: 1e-7, 1e-2: 1e-8}
+"""Tried in turn, each with the residual max |p ∘ Mp − w| at which its solution counts as found: rounding, which grows
+with p² and so with the inverse of the ridge, allows no less."""
 NEGLIGIBLE = 1e-6
 """‖Gp‖ beside max p_k ‖Δ_k‖ under which the clients cancel out and nobody moves."""
 
@@ -205,13 +206,14 @@ def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, i
     """The solution with the smallest ridge that has one: where some p ≥ 0 has Gp = 0, none exists without."""
     start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact where all deviations are equal
     spent = 0
-    for ridge, tolerance in RIDGES.items():
+    for ridge, least in RIDGES.items():
+        tolerance = max(least, SEQUENTIAL if solve is _sequential else 0.0) * max(1.0, float(w.max()))
         ridged = matrix + ridge * np.eye(len(matrix))
         length = np.sqrt(w.sum() / max(start @ ridged @ start, 1e-12))  # the best along this ray
-        x, iterations = solve(ridged, w, start * length, tolerance * max(1.0, float(w.max())))
+        x, iterations = solve(ridged, w, start * length, tolerance)
         spent += iterations
         residual = float(np.abs(x * (ridged @ x) - w).max())
-        if residual <= tolerance * max(1.0, float(w.max())):
+        if residual <= tolerance:
             break
         start = x / x.max()
     return x, residual, spent, ridge
@@ -252,35 +254,70 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
     return (best if smallest <= tolerance else x), step
 
 
-def _sequential(matrix: Array, w: Array, p: Array, tolerance: float) -> tuple[Array, int]:
+def _sequential(matrix: Array, w: Array, start: Array, tolerance: float) -> tuple[Array, int]:
     """The paper's sequence: minimise Σ q + φ with φ_k = log p_k q_k − log w_k ≥ 0, q = Mp, the concave φ made linear
     at the last p, so that each problem is convex; until p no longer changes."""
-
-    def slack(p: Array) -> Array:
-        return np.log(np.maximum(p, 1e-300)) + np.log(np.maximum(matrix @ p, 1e-300)) - np.log(w)
-
-    def slack_slope(p: Array) -> Array:
-        return np.diag(1 / p) + matrix / np.maximum(matrix @ p, 1e-300)[:, None]
-
+    p = _inside(matrix, w)
+    if p is None:
+        return start, 0
     step = 0
     while step < SEQUENCE:
         step += 1
-        cost = matrix.sum(0) + slack_slope(p).sum(0)
-        found = minimize(
-            lambda p, cost=cost: float(cost @ p),
-            p,
-            jac=lambda p, cost=cost: cost,
-            bounds=[(1e-9, None)] * len(p),
-            constraints={"type": "ineq", "fun": slack, "jac": slack_slope},
-            method="SLSQP",
-            options={"ftol": 1e-14, "maxiter": 500},
-        )
-        change = float(np.abs(found.x - p).max() / np.abs(p).max())
-        p = found.x
-        if change < 1e-9:
+        cost = matrix.sum(0) + (np.diag(1 / p) + matrix / (matrix @ p)[:, None]).sum(0)
+        found = _least(cost, matrix, w, p * 1.01)
+        change = float(np.abs(found - p).max() / np.abs(p).max())
+        p = found
+        if change < 1e-10:
             break
     return p, step
 
 
-SEQUENCE = 50
+def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
+    """Minimise costᵀp where φ(p) ≥ 0, by Newton's method on t costᵀp − Σ log φ for a growing t; p starts inside."""
+
+    def value(p: Array, t: float) -> float:
+        q = matrix @ p
+        if p.min() <= 0 or q.min() <= 0:
+            return np.inf
+        room = np.log(p) + np.log(q) - np.log(w)
+        return float(t * cost @ p - np.log(room).sum()) if room.min() > 0 else np.inf
+
+    t = 1.0
+    while len(p) / t > 1e-13:
+        for _ in range(100):
+            q = matrix @ p
+            room, slope = np.log(p) + np.log(q) - np.log(w), np.diag(1 / p) + matrix / q[:, None]
+            gradient = t * cost - slope.T @ (1 / room)
+            bent = matrix / q[:, None]
+            hessian = (slope.T / room**2) @ slope + np.diag(1 / (room * p**2)) + (bent.T / room) @ bent
+            move = np.linalg.solve(hessian, -gradient)
+            descent, length, before = float(gradient @ move), 1.0, value(p, t)
+            while value(p + length * move, t) > before + 0.1 * length * descent and length > 1e-12:
+                length /= 2
+            p = p + length * move if length > 1e-12 else p
+            if -descent < 1e-10 or length <= 1e-12:
+                break
+        t *= 20
+    return p
+
+
+def _inside(matrix: Array, w: Array) -> Array | None:
+    """A p with all p_k q_k ≥ w_k to start from: some p > 0 whose smallest q is largest, made long enough."""
+    clients = len(matrix)
+    least_q = linprog(
+        np.append(np.zeros(clients), -1.0),
+        A_ub=np.column_stack([-matrix, np.ones(clients)]),
+        b_ub=np.zeros(clients),
+        A_eq=np.append(np.ones(clients), 0.0)[None],
+        b_eq=[clients],
+        bounds=[(1e-2, None)] * clients + [(None, None)],
+    )
+    if least_q.status != 0 or least_q.x[-1] <= 0:
+        return None
+    p: Array = least_q.x[:-1]
+    inside: Array = p * np.sqrt(1.01 * (w / (p * (matrix @ p))).max())
+    return inside
+
+
+SEQUENCE, SEQUENTIAL = 50, 1e-8
 SOLVERS: dict[str, Solver] = {"newton": _newton, "sequential": _sequential}

@@ -1,0 +1,286 @@
+"""FedRANE: each part does something, each flag changes only its own part, and bad settings are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedrane
+from asserts import same_bytes, untimed
+from fedrane import Experiment, tree
+from fedrane.conformance import states
+from fedrane.errors import ConfigError
+from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.fedrane import FedRANE
+from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+from problems import quick, task_of
+
+PLAIN: dict[str, Any] = {"head": "linear", "loss": "ce"}
+
+
+def body(width: int = 16, inputs: int = 32) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, 32), torch.nn.ReLU(), torch.nn.Linear(32, width), torch.nn.Linear(width, 3)
+    )
+
+
+def prepared(method: FedRANE, seed: int = 0) -> tuple[Task, Context]:
+    task = method.prepare(task_of(body(), "3", (32,), 3, seed=seed))
+    one = torch.tensor(1)
+    client = Client(one, one, None, one, one, torch.tensor(0.1, dtype=torch.float64), 1)
+    server = method.init(task, Roster(one[None]))
+    return task, Context(method.send(task, server, client), State(Model({}, {}), {}), client)
+
+
+def imbalanced(seed: int) -> Batch:
+    """Three noisy clusters of 60, 50 and 18 rows; the clusters are always the same."""
+    draws = torch.Generator().manual_seed(seed)
+    centres = torch.randn(3, 32, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    y = torch.cat([torch.full((n,), c) for c, n in enumerate((60, 50, 18))])
+    x = centres[y] + torch.randn(128, 32, generator=draws, dtype=torch.float64)
+    return Batch(x, y, torch.ones(128, dtype=torch.bool), torch.tensor(seed), full=True)
+
+
+@pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
+def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -> None:
+    """After training on imbalanced batches z̃ of the smallest class lies closer to its class mean than z."""
+    method = FedRANE(**settings)
+    task, ctx = prepared(method)
+    rate = torch.tensor(0.1 if settings else 0.5, dtype=torch.float64)
+    ctx = ctx._replace(client=ctx.client._replace(rate=rate))
+    work = method.begin(task, ctx)
+    for seed in range(60):
+        work = method.step(task, ctx, work, imbalanced(seed))
+    batch = imbalanced(1000)
+    net = task.training(work.model, batch)
+    z = method._place(net.body(batch.x))
+    augmented, found = method._augment(net, z, batch.live)
+    few = batch.y == 2
+
+    def spread(rows: Tensor) -> float:
+        """Distance to the class mean beside the distance between class means."""
+        means = torch.stack([rows[batch.y == c].mean(0) for c in range(3)])
+        return float((rows[few] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
+
+    assert spread(augmented) < spread(z)
+    share = found.adjacency[few][:, few].sum() / found.adjacency[few].sum()
+    assert float(share) > 2 * 17 / 127
+
+
+@pytest.mark.parametrize("loss_on", ["both", "augmented"])
+@pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
+def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], loss_on: str) -> None:
+    """Of the contrast, and of the prediction on z̃, each by itself."""
+    for contrast in (0.0, 1e6):  # the prediction alone; then the contrast so strong that it drowns it
+        method = FedRANE(**settings, loss_on=loss_on, contrast=contrast)
+        task, ctx = prepared(method)
+        model = method.start(task, ctx)
+
+        def loss(params: dict[str, Tensor], method: FedRANE = method, ctx: Context = ctx, task: Task = task) -> Tensor:
+            return method.objective(task, ctx, Model(params, {}), imbalanced(1))[0]
+
+        slopes = torch.func.grad(loss)(model.params)
+        for name, slope in slopes.items():
+            moved = float(slope.abs().sum()) > 0
+            assert moved or (name.startswith("head") and contrast > 0) or name == "head.bias", name
+
+
+def test_the_graphs_gradient_flows_only_where_asked() -> None:
+    batch = imbalanced(3)
+    slopes = []
+    for flag in (False, True):
+        method = FedRANE(graph_gradient=flag)
+        task, ctx = prepared(method)
+        model = method.start(task, ctx)
+        slopes.append(
+            torch.func.grad(lambda p, m=method, t=task, c=ctx: m.objective(t, c, Model(p, {}), batch)[0])(model.params)
+        )
+    assert not torch.equal(slopes[0]["body.0.weight"], slopes[1]["body.0.weight"])
+
+
+def test_without_both_parts_it_is_fedavg() -> None:
+    """Bit for bit, on a whole run with partial participation; personal models apart."""
+    settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "momentum": 0.5, "clients": 6}
+    bare = fedrane.run(quick(method=FedRANE(lra=False, gne=False, **PLAIN), **settings))
+    plain = fedrane.run(quick(method=FedAvg(), **settings))
+    same_bytes(bare.server, plain.server)
+    for a, b in zip(bare.history, plain.history, strict=True):
+        assert {k: a[k] for k in untimed([b])[0]} == untimed([b])[0]
+
+
+def uploads(method: FedRANE, clients: int = 4) -> tuple[Task, State, State, Client]:
+    task, _ = prepared(method)
+    server = method.init(task, Roster(torch.ones(clients)))
+    rows = {
+        name: p + 0.1 * torch.randn(clients, *p.shape, generator=torch.Generator().manual_seed(5), dtype=p.dtype)
+        for name, p in server.model.params.items()
+        if method.trains(name)
+    }
+    size = torch.tensor([10, 20, 30, 40])
+    return task, server, State(Model(rows, {}), {}), Client(torch.arange(4), size, None, size, size, size.double(), 4)
+
+
+def test_without_gne_it_averages_by_samples() -> None:
+    method = FedRANE(gne=False)
+    task, server, ups, cohort = uploads(method)
+    after, record = method.aggregate(task, server, ups, cohort)
+    assert record == {}
+    ratio = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    for name, rows in ups.model.params.items():
+        torch.testing.assert_close(after.model.params[name], torch.tensordot(ratio, rows, 1))
+
+
+def test_with_gne_every_client_gains() -> None:
+    """The step has a positive inner product with each client's deviation; the frozen head stays."""
+    method = FedRANE()
+    task, server, ups, cohort = uploads(method)
+    after, record = method.aggregate(task, server, ups, cohort)
+    step = tree.sub({n: after.model.params[n] for n in ups.model.params}, server.model.params)
+    cosines = tree.cosines(step, server.model.params, ups.model.params)
+    assert min(cosines) > 0
+    averaged, _ = FedRANE(gne=False).aggregate(task, server, ups, cohort)
+    plain = tree.sub({n: averaged.model.params[n] for n in ups.model.params}, server.model.params)
+    assert float(tree.norm(step)) == pytest.approx(float(tree.norm(plain))), "as long as the average's"
+    assert np.std(cosines) < 0.5 * np.std(tree.cosines(plain, server.model.params, ups.model.params))
+    assert torch.equal(after.model.params["head.weight"], server.model.params["head.weight"])
+    assert {
+        "gne/p",
+        "gne/weights",
+        "gne/norms",
+        "gne/residual",
+        "gne/ridge",
+        "gne/excluded",
+        "gne/moves",
+    } <= record.keys()
+
+
+def test_each_flag_changes_only_its_own_part() -> None:
+    """Without LRA: no attention parameters, the objective of a plain network. GNE leaves the objective alone."""
+    task, _ = prepared(FedRANE(lra=False))
+    whole, ctx = prepared(FedRANE())
+    extra = whole.init().params.keys() - task.init().params.keys()
+    assert {name.split(".")[0] for name in extra} == {"relate"}
+    same_bytes({n: whole.init().params[n] for n in task.init().params}, task.init().params)
+    batch = imbalanced(2)
+    a, b = (FedRANE(gne=flag).objective(whole, ctx, whole.init(), batch)[0] for flag in (True, False))
+    assert torch.equal(a, b)
+    assert FedRANE(lra=False).records == ("loss",)
+    for flag in (True, False):
+        method = FedRANE(lra=flag)
+        shared, server, ups, cohort = uploads(FedRANE(lra=False))
+        after, _ = method.aggregate(shared, server, ups, cohort)
+        expected, _ = FedRANE().aggregate(shared, server, ups, cohort)
+        same_bytes(after, expected)
+
+
+def test_the_loss_is_prediction_plus_contrast() -> None:
+    batch = imbalanced(4)
+    values = []
+    for contrast in (0.0, 0.2, 0.4):
+        method = FedRANE(contrast=contrast)
+        task, ctx = prepared(method)
+        loss, outcome = method.objective(task, ctx, task.init(), batch)
+        values.append(float(loss))
+        assert values[-1] == pytest.approx(float(outcome.metrics["loss"] + contrast * outcome.metrics["cd"]))
+    assert values[2] - values[1] == pytest.approx(values[1] - values[0])
+
+
+def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
+    rows = imbalanced(5)
+    for predict_on, apart in (("direct", False), ("relational", True)):
+        method = FedRANE(predict_on=predict_on)
+        task, _ = prepared(method)
+        model = task.init()
+        together = method.predict(task, model, rows.x, rows.live)
+        alone = method.predict(task, model, rows.x[:1], rows.live[:1])
+        assert (not torch.allclose(together[:1], alone)) == apart
+
+
+@pytest.mark.parametrize("name", ["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"])
+def test_the_names_of_the_tables(name: str, tmp_path: Path) -> None:
+    """Usable by name, recorded, resumed; and what is written gives the name again."""
+    result = fedrane.run(quick(method=name, rounds=2), tmp_path / "run")
+    assert result.experiment.method_name == name
+    assert Experiment.from_toml(tmp_path / "run" / "config.toml").method_name == name
+    last = result.history[-1]
+    assert ("gne/weights" in last) == (name != "fedrane-wo-gne")
+    assert ("clients/cd" in last) == ("clients/homophily" in last) == (name != "fedrane-wo-lra")
+    if "gne/p" in last:
+        assert len(last["gne/p"]) == len(last["gne/norms"]) == 4
+        assert last["gne/residual"] < 1e-10
+        assert last["gne/ridge"] == 0
+    same_bytes(states(fedrane.resume(tmp_path / "run")), states(result))
+
+
+def test_a_frozen_head_goes_down_once() -> None:
+    result = fedrane.run(quick(method="fedrane-wo-lra", rounds=2))
+    first, second = (r["bytes_down"] for r in result.history)
+    assert first - second == 4 * 4 * result.server.model.params["head.weight"].numel()
+    assert second == result.history[-1]["bytes_up"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"head": "orthogonal"}, "'orthonormal'"),
+        ({"closed_form": "exakt"}, "'exact'"),
+        ({"length": "averages"}, "'average'"),
+        ({"scope": "modle"}, "'model'"),
+        ({"power": "equel"}, "'equal'"),
+        ({"solver": "newtonn"}, "'newton'"),
+        ({"attention": "soft"}, "'softmax'"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"relation": 0.0}, "relation"),
+        ({"blend": 1.5}, "between 0 and 1"),
+        ({"alternations": 0}, "alternations"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        FedRANE(**settings)
+
+
+def test_the_papers_preset(tmp_path: Path) -> None:
+    """λ_R 0.1, λ_CD 0.2, τ₁ 0.8, lr 0.5, batch 128, E 5, K 20, r = K, batch statistics; words lie over it."""
+    e = Experiment.from_words(["preset=paper"])
+    method = e.algorithm
+    assert isinstance(method, FedRANE)
+    assert (method.relation, method.contrast, method.temperature, method.length) == (0.1, 0.2, 0.8, "ball")
+    assert (e.lr, e.batch, e.epochs, e.clients, e.norm) == (0.5, 128, 5, 20, "batch")
+    e = Experiment.from_words(["preset=paper", "lr=0.1", "method.length=average"])
+    assert (e.lr, e.algorithm.length, e.algorithm.temperature) == (0.1, "average", 0.8)
+    with pytest.raises(ConfigError, match="'paper'"):
+        Experiment.from_words(["preset=papre"])
+
+
+# ---- the sphere, which SphereFed shares
+
+
+def test_the_orthonormal_head() -> None:
+    head = OrthonormalHead(8, 5)
+    torch.testing.assert_close(head.weight @ head.weight.T, torch.eye(5), atol=1e-6, rtol=0)
+    assert head.bias is None
+    with pytest.raises(ConfigError, match="orthonormal head for 9 classes on 8"):
+        OrthonormalHead(8, 9)
+
+
+def test_unit_rows() -> None:
+    z = torch.cat([torch.randn(3, 5), torch.zeros(1, 5)]).requires_grad_()
+    u = unit(z)
+    torch.testing.assert_close(u.norm(dim=1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    u.sum().backward()
+    assert bool(torch.isfinite(z.grad).all())
+
+
+def test_the_squared_error_is_over_live_rows() -> None:
+    scores, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    live = torch.tensor([True, True, False, True])
+    expected = sum(0.5 * float((scores[i] - torch.eye(3)[y[i]]).square().sum()) for i in (0, 1, 3)) / 3
+    scores[2] = float("nan")
+    assert float(squared_error(scores, Batch(scores, y, live, y[0]))) == pytest.approx(expected)

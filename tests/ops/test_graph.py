@@ -1,0 +1,279 @@
+"""The laws of relational mining."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedrane.ops import graph
+from fedrane.ops.contrast import discrimination
+from fedrane.ops.graph import FLOOR, MessagePassing, effective_rank, homophily, inverse_root, pearson, relations
+
+DOUBLE = torch.float64
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def alive(rows: int) -> Tensor:
+    return torch.ones(rows, dtype=torch.bool)
+
+
+def clusters(sizes: tuple[int, ...] = (60, 50, 18), noise: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    y = torch.cat([torch.full((n,), c) for c, n in enumerate(sizes)])
+    return draw(len(sizes), 64, seed=seed)[y] + noise * draw(len(y), 64, seed=seed + 1), y
+
+
+def smoothed(correlation: Tensor, weights: Tensor, strength: float) -> float:
+    """½‖P − PB‖² + 2λ Tr((BBᵀ + εI)^½)."""
+    values = torch.linalg.eigvalsh(weights @ weights.mT + FLOOR * torch.eye(len(weights), dtype=DOUBLE))
+    fit = 0.5 * (correlation - correlation @ weights).square().sum()
+    return float(fit + 2 * strength * values.clamp(min=0).sqrt().sum())
+
+
+def test_pearson_is_numpys() -> None:
+    z = draw(9, 5) * 3 + 7
+    np.testing.assert_allclose(pearson(z, alive(9)).numpy(), np.corrcoef(z.numpy()), atol=1e-12)
+
+
+@pytest.mark.parametrize("strength", [0.01, 0.1, 3.0])
+@pytest.mark.parametrize("alternation", [1, 2, 5])
+def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: float) -> None:
+    """For the last Φ, each column is the constrained minimiser that a linear solver finds."""
+    z = draw(10, 6)
+    correlation = pearson(z, alive(10))
+    eye = torch.eye(10, dtype=DOUBLE)
+    phi = eye
+    if alternation > 1:
+        before = relations(z, alive(10), strength, alternation - 1, tolerance=0).weights
+        values, vectors = torch.linalg.eigh(before @ before.mT + FLOOR * eye)
+        phi = vectors @ torch.diag(values**-0.5) @ vectors.mT
+    full = correlation.mT @ correlation + strength * (phi + phi.mT)
+    found = relations(z, alive(10), strength, alternation, tolerance=0).weights
+    for j in range(10):
+        rest = [i for i in range(10) if i != j]
+        column = torch.linalg.solve(full[rest][:, rest], (correlation.mT @ correlation)[rest, j])
+        torch.testing.assert_close(found[rest, j], column, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("rows", [7, 40])
+def test_the_exact_form_never_raises_the_smoothed_objective(rows: int, strength: float) -> None:
+    z = draw(rows, 16, seed=rows)
+    correlation = pearson(z, alive(rows))
+    values = [
+        smoothed(correlation, relations(z, alive(rows), strength, n, tolerance=0).weights, strength)
+        for n in range(1, 12)
+    ]
+    assert all(after <= before + 1e-9 * abs(before) for before, after in itertools.pairwise(values))
+    assert values[-1] < values[0]
+
+
+def test_the_papers_form_is_the_exact_one_where_phi_is_a_multiple_of_the_identity() -> None:
+    z = draw(12, 8)
+    exact, paper = (relations(z, alive(12), 0.1, 1, form).weights for form in ("exact", "paper"))
+    torch.testing.assert_close(exact, paper, rtol=1e-9, atol=1e-12)
+    exact, paper = (relations(z, alive(12), 0.1, 3, form).weights for form in ("exact", "paper"))
+    assert float((exact - paper).norm() / exact.norm()) > 0.1, "and another one elsewhere"
+
+
+def test_the_papers_form_wanders() -> None:
+    """The reason why it is not the default: it raises what it is meant to lower."""
+    z = draw(20, 16, seed=2)
+    correlation = pearson(z, alive(20))
+    values = [
+        smoothed(correlation, relations(z, alive(20), 0.1, n, "paper", tolerance=0).weights, 0.1) for n in (1, 2, 3, 5)
+    ]
+    assert max(values[1:]) > values[0]
+
+
+@pytest.mark.parametrize("form", graph.FORMS)
+def test_the_adjacency_is_one(form: str) -> None:
+    found = relations(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
+    assert bool((found.weights.diagonal(dim1=-2, dim2=-1) == 0).all())
+    assert torch.equal(found.adjacency, found.adjacency.mT)
+    assert bool((found.adjacency >= 0).all())
+    torch.testing.assert_close(found.adjacency, (found.weights.abs() + found.weights.abs().mT) / 2)
+
+
+def test_batches_are_mined_apart() -> None:
+    z = draw(3, 15, 6)
+    live = torch.stack([alive(15), torch.arange(15) < 9, torch.arange(15) >= 4])
+    together = relations(z, live, 0.1)
+    for k in range(3):
+        alone = relations(z[k], live[k], 0.1)
+        torch.testing.assert_close(together.adjacency[k], alone.adjacency, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(together.change[k], alone.change)
+
+
+def test_permuting_rows_permutes_the_graph() -> None:
+    z, turned = draw(20, 8), torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    straight, other = relations(z, alive(20), 0.1).adjacency, relations(z[turned], alive(20), 0.1).adjacency
+    torch.testing.assert_close(other, straight[turned][:, turned], rtol=1e-8, atol=1e-10)
+
+
+def test_scale_and_shift_of_a_row_change_nothing() -> None:
+    z = draw(20, 8)
+    a, b = torch.rand(20, 1, dtype=DOUBLE) * 10 + 0.01, draw(20, 1, seed=3)
+    before, after = (relations(rows, alive(20), 0.1).adjacency for rows in (z, a * z + b))
+    torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", graph.FORMS)
+def test_padding_changes_nothing(form: str) -> None:
+    """A batch padded to twice its size gives the unpadded answer, and padded rows have no edges."""
+    z = draw(16, 8)
+    live = torch.zeros(32, dtype=torch.bool)
+    live[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
+    padded = torch.full((32, 8), float("nan"), dtype=DOUBLE)
+    padded[live] = z
+    plain, full = relations(z, alive(16), 0.1, 4, form), relations(padded, live, 0.1, 4, form)
+    torch.testing.assert_close(full.adjacency[live][:, live], plain.adjacency, rtol=1e-8, atol=1e-10)
+    assert float(full.adjacency[~live].abs().sum() + full.adjacency[:, ~live].abs().sum()) == 0
+    torch.testing.assert_close(full.change, plain.change)
+
+
+HARD = {
+    "duplicates": draw(1, 16).expand(12, -1),
+    "constant": torch.ones(12, 16),
+    "zero": torch.zeros(12, 16),
+    "two": draw(2, 16),
+    "one": draw(1, 16),
+    "opposite": torch.cat([draw(1, 16), -draw(1, 16)]),
+    "huge": draw(12, 16) * 1e18,
+    "small": draw(12, 16) * 1e-18,
+    "an outlier": torch.cat([draw(11, 16), torch.ones(1, 16, dtype=DOUBLE)]),
+    "more rows than features": draw(128, 8),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 10.0])
+def test_hard_batches_stay_finite_in_float32(name: str, strength: float) -> None:
+    """And so do the messages and their gradients, also through the graph."""
+    z = HARD[name].float().clone().requires_grad_()
+    live = alive(len(z))
+    found = relations(z, live, strength, 5)
+    passing = MessagePassing(16 if z.shape[1] == 16 else 8, 2, "softmax", True, 0)
+    out = passing(z, found.adjacency, live)
+    for values in (*found, out, effective_rank(found.weights)):
+        assert bool(torch.isfinite(values).all())
+    if name not in ("huge", "small"):
+        out.square().mean().backward()
+        assert bool(torch.isfinite(z.grad).all())
+
+
+def test_a_row_without_edges_gets_no_message() -> None:
+    z = draw(5, 4)
+    adjacency = torch.rand(5, 5, dtype=DOUBLE)
+    adjacency[2] = adjacency[:, 2] = 0
+    for attention in graph.ATTENTIONS:
+        passing = MessagePassing(4, 1, attention, True, 0).double()
+        out = passing(z, adjacency, alive(5))
+        assert torch.equal(out[2], z[2])
+        assert not torch.equal(out[1], z[1])
+        assert bool((MessagePassing(4, 1, attention, False, 0).double()(z, adjacency, alive(5))[2] == 0).all())
+
+
+def test_the_inverse_root_is_one() -> None:
+    matrix = draw(4, 30, 12) / 5
+    matrix = matrix @ matrix.mT + FLOOR * torch.eye(30, dtype=DOUBLE)
+    root = inverse_root(matrix, alive(30).expand(4, -1))
+    torch.testing.assert_close(root @ matrix @ root, torch.eye(30, dtype=DOUBLE).expand(4, -1, -1), rtol=0, atol=1e-6)
+    single = inverse_root(matrix.float(), alive(30).expand(4, -1))
+    assert float((single.double() - root).norm() / root.norm()) < 1e-3
+
+
+def test_what_has_settled_is_left_alone() -> None:
+    """With a tolerance above its change a graph stops; its change is that of its last step."""
+    z = draw(2, 25, 6)
+    live = alive(25).expand(2, -1)
+    few, many = relations(z, live, 0.1, 4, tolerance=0), relations(z, live, 0.1, 30, tolerance=float("inf"))
+    first = relations(z, live, 0.1, 1)
+    assert torch.equal(many.weights, first.weights)
+    assert not torch.equal(few.weights, first.weights)
+    assert bool((relations(z, live, 0.1, 60).change < 0.02).all())
+
+
+def test_same_class_edges_outweigh_chance() -> None:
+    """On an imbalanced three-cluster batch: at least twice the class prior, and for the minority far more."""
+    z, y = clusters()
+    found = relations(z, alive(len(y)), 0.1)
+    assert float(homophily(found.adjacency, y, alive(len(y)))) >= 2
+    few = y == 2
+    share = (found.adjacency[few][:, few].sum() / found.adjacency[few].sum()) / ((few.sum() - 1) / (len(y) - 1))
+    assert float(share) >= 2
+
+
+def test_homophily_of_a_blind_graph_is_one() -> None:
+    _, y = clusters()
+    blind = 1 - torch.eye(len(y), dtype=DOUBLE)
+    assert float(homophily(blind, y, alive(len(y)))) == pytest.approx(1)
+
+
+def test_effective_rank() -> None:
+    assert float(effective_rank(torch.eye(7, dtype=DOUBLE))) == pytest.approx(7)
+    assert float(effective_rank(draw(7, 1) @ draw(1, 7))) == pytest.approx(1)
+
+
+def test_attention_is_the_formula() -> None:
+    """Softmax over neighbours of the scaled product plus log A, by loops; and the paper's bare product."""
+    z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
+    adjacency[0, 3] = 0
+    live = torch.tensor([True] * 5 + [False])
+    for attention in graph.ATTENTIONS:
+        passing = MessagePassing(4, 1, attention, False, 0).double()
+        m, n, v = (part[0].weight for part in (passing.receive, passing.send, passing.value))
+        out = passing(z, adjacency, live)
+        for i in range(5):
+            near = [j for j in range(5) if adjacency[i, j] > 0]
+            scores = torch.stack([(m @ z[i]) @ (n @ z[j]) / 2 for j in near])
+            if attention == "softmax":
+                scores = torch.softmax(scores + adjacency[i, near].log(), 0)
+            expected = sum(s * (v @ z[j]) for s, j in zip(scores, near, strict=True))
+            torch.testing.assert_close(out[i], expected)
+
+
+def test_the_strongest_neighbours_alone() -> None:
+    adjacency = torch.tensor([[0, 3, 2, 1], [3, 0, 0.5, 0.1], [2, 0.5, 0, 0.2], [1, 0.1, 0.2, 0.0]])
+    kept = graph.strongest(adjacency, 1)
+    assert kept.tolist() == [[0, 3, 2, 1], [3, 0, 0, 0], [2, 0, 0, 0], [1, 0, 0, 0]]
+    assert torch.equal(graph.strongest(adjacency, 4), adjacency)
+
+
+def test_gradients_of_attention_and_contrast_with_the_graph_held_fixed() -> None:
+    z = draw(6, 4).requires_grad_()
+    live = torch.tensor([True] * 5 + [False])
+    adjacency = relations(z.detach(), live, 0.1, 3).adjacency
+    passing = MessagePassing(4, 2, "softmax", True, 0).double()
+
+    def loss(rows: Tensor, *weights: Tensor) -> Tensor:
+        names = [name for name, _ in passing.named_parameters()]
+        out = torch.func.functional_call(passing, dict(zip(names, weights, strict=True)), (rows, adjacency, live))
+        return discrimination(rows, out, live, 0.5)
+
+    assert torch.autograd.gradcheck(loss, (z, *passing.parameters()))
+
+
+def test_gradients_through_the_graph() -> None:
+    """At a fixed number of alternations."""
+    z = draw(6, 5).requires_grad_()
+    live = torch.tensor([True] * 5 + [False])
+    assert torch.autograd.gradcheck(lambda rows: relations(rows, live, 0.1, 3, tolerance=0).adjacency, (z,), atol=1e-4)
+
+
+def test_it_works_under_vmap_and_grad() -> None:
+    """What a stacked engine does."""
+    z, live = draw(3, 10, 4), torch.rand(3, 10, generator=torch.Generator().manual_seed(0)) < 0.8
+
+    def loss(rows: Tensor, mask: Tensor) -> Tensor:
+        return relations(rows, mask, 0.1, 3).adjacency.square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(z, live)
+    for k in range(3):
+        torch.testing.assert_close(together[k], torch.func.grad(loss)(z[k], live[k]), rtol=1e-7, atol=1e-9)

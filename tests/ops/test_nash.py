@@ -1,0 +1,302 @@
+"""The laws of bargaining."""
+
+from __future__ import annotations
+
+import math
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asserts import close
+from fedrane.errors import ConfigError
+from fedrane.ops.nash import SOLVERS, Agreement, Terms, agree, bargain, gram, negotiate
+from fedrane.task import Client, Model
+
+DOUBLE = torch.float64
+TINY = 1e-10
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def positive(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE) + 0.05
+
+
+CASES = {
+    "full rank": draw(200, 20),
+    "one client": draw(7, 1),
+    "rank 9 of 30": draw(50, 9) @ positive(9, 30),
+    "badly scaled": draw(100, 20) * torch.logspace(-8, 8, 20, dtype=DOUBLE),
+    "nearly parallel": draw(100, 1) + 1e-6 * draw(100, 20, seed=1),
+    "conflicting": draw(40, 30),
+    "many": draw(3000, 100),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_utility_is_the_power_over_the_weight(name: str) -> None:
+    """p ∘ Mp = w to 1e-10, so that every ΔₖᵀGp is positive and equals w_k / p_k."""
+    deviations = CASES[name]
+    matrix = deviations.T @ deviations
+    for powers in (None, positive(len(matrix), 1).flatten()):
+        made = bargain(matrix, powers)
+        w = torch.ones(len(matrix), dtype=DOUBLE) if powers is None else powers
+        p = made.weights
+        assert made.ridge == 0
+        assert made.moves
+        assert made.excluded == ()
+        assert float((p * (matrix @ p) - w).abs().max()) <= TINY
+        assert made.residual <= TINY
+        utilities = deviations.T @ (deviations @ p)
+        assert bool((utilities > 0).all())
+        torch.testing.assert_close(utilities, w / p, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("method", SOLVERS)
+def test_the_order_of_clients_is_irrelevant(method: str) -> None:
+    matrix = CASES["full rank"].T @ CASES["full rank"]
+    turned = torch.randperm(20, generator=torch.Generator().manual_seed(2))
+    p, q = bargain(matrix, method=method).weights, bargain(matrix[turned][:, turned], method=method).weights
+    torch.testing.assert_close(q, p[turned], rtol=1e-7, atol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=6, max_size=6), st.integers(0, 1000))
+def test_scaling_a_client_scales_its_weight_and_no_direction(factors: list[float], seed: int) -> None:
+    deviations, c = draw(30, 6, seed=seed), torch.tensor(factors, dtype=DOUBLE)
+    p = bargain(deviations.T @ deviations).weights
+    scaled = deviations * c
+    q = bargain(scaled.T @ scaled).weights
+    torch.testing.assert_close(q, p / c, rtol=1e-9, atol=0)
+    torch.testing.assert_close(scaled @ q, deviations @ p, rtol=1e-8, atol=1e-10)
+
+
+def test_equal_clients_get_equal_weight() -> None:
+    one = draw(50, 1)
+    p = bargain(one.expand(-1, 8).T @ one.expand(-1, 8)).weights
+    torch.testing.assert_close(p, p[0].expand(8), rtol=1e-12, atol=0)
+
+
+def test_two_orthogonal_clients_meet_half_way() -> None:
+    """Along the bisector, however unequal their lengths."""
+    deviations = torch.tensor([[3.0, 0.0], [0.0, 0.01], [0.0, 0.0]], dtype=DOUBLE)
+    step = deviations @ bargain(deviations.T @ deviations).weights
+    torch.testing.assert_close(step / step.norm(), torch.tensor([1.0, 1.0, 0.0], dtype=DOUBLE) / math.sqrt(2))
+
+
+@pytest.mark.parametrize("powers", [None, "unequal"])
+def test_no_other_direction_of_that_length_has_a_higher_product(powers: str | None) -> None:
+    """Against 2,000 perturbations of the optimum and positive mixtures of the clients."""
+    deviations = draw(30, 8)
+    w = torch.ones(8, dtype=DOUBLE) if powers is None else positive(8, 1, seed=5).flatten()
+    step = deviations @ bargain(deviations.T @ deviations, None if powers is None else w).weights
+    agreed = (w * (deviations.T @ step).log()).sum()
+    near = step + step.norm() * torch.cat([s * draw(700, 30, seed=i) for i, s in enumerate((1e-3, 1e-2, 3e-2))])
+    mixed = positive(6000, 8, seed=9) @ deviations.T
+    others = torch.cat([near, mixed])
+    others = others * (step.norm() / others.norm(dim=1, keepdim=True))
+    utilities = others @ deviations
+    allowed = (utilities > 0).all(1)
+    assert int(allowed.sum()) >= 1000
+    assert int(allowed[: len(near)].sum()) >= 500
+    assert int(allowed[len(near) :].sum()) >= 200
+    assert float((w * utilities[allowed].log()).sum(1).max()) <= float(agreed) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("clients", [2, 5, 20, 30])
+def test_the_papers_sequence_agrees_with_newton(clients: int, seed: int) -> None:
+    deviations = draw(200, clients, seed=seed) * torch.logspace(-3, 3, clients, dtype=DOUBLE)
+    matrix = deviations.T @ deviations
+    newton, sequence = bargain(matrix), bargain(matrix, method="sequential")
+    lengths = matrix.diagonal().sqrt()
+    assert sequence.ridge == 0
+    assert float(((newton.weights - sequence.weights) * lengths).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("clients", [1, 3, 10, 20])
+def test_a_convex_solver_agrees(clients: int) -> None:
+    """CVXPY on ½pᵀMp − Σ w log p; a missing solver is an error, not another answer."""
+    assert "CLARABEL" in cvxpy.installed_solvers()
+    deviations = draw(60, clients, seed=3) / math.sqrt(60)
+    w = positive(clients, 1, seed=4).flatten()
+    p = cvxpy.Variable(clients)
+    objective = cvxpy.sum_squares(deviations.numpy() @ p) / 2 - w.numpy() @ cvxpy.log(p)
+    precise = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+    problem = cvxpy.Problem(cvxpy.Minimize(objective))
+    problem.solve(solver="CLARABEL", **precise)
+    assert problem.status == "optimal"
+    torch.testing.assert_close(
+        bargain(deviations.T @ deviations, w).weights, torch.from_numpy(p.value), rtol=1e-6, atol=0
+    )
+
+
+# ---- where there is no agreement, or nobody to agree
+
+
+def test_all_zero() -> None:
+    made = bargain(torch.zeros(4, 4, dtype=DOUBLE))
+    assert made.excluded == (0, 1, 2, 3)
+    assert not made.moves
+    assert made.weights.tolist() == [0] * 4
+
+
+def test_opposite_clients_do_not_move() -> None:
+    one = draw(9, 1)
+    both = torch.cat([one, -3 * one], 1)
+    made = bargain(both.T @ both)
+    assert made.ridge > 0
+    assert not made.moves
+    assert bool(torch.isfinite(made.weights).all())
+
+
+@pytest.mark.parametrize(("clients", "directions"), [(30, 9), (1000, 20)])
+def test_no_common_half_space_is_said(clients: int, directions: int) -> None:
+    """A ridge, reported with the residual of the ridged system; finite weights or no move."""
+    deviations = draw(directions, clients)
+    made = bargain(deviations.T @ deviations)
+    assert made.ridge > 0
+    lengths = deviations.norm(dim=0)
+    scaled = (deviations / lengths).T @ (deviations / lengths) + made.ridge * torch.eye(clients, dtype=DOUBLE)
+    x = made.weights * lengths
+    assert float((x * (scaled @ x) - 1).abs().max()) == pytest.approx(made.residual, rel=0.5, abs=1e-7)
+    assert made.residual <= 1e-6
+    assert bool(torch.isfinite(made.weights).all())
+    assert bool((made.weights > 0).all())
+
+
+def test_what_is_not_finite_or_zero_is_left_out() -> None:
+    deviations = draw(50, 7)
+    deviations[3, 2], deviations[5, 4], deviations[:, 5] = float("nan"), float("inf"), 0
+    made = bargain(gram({"w": torch.zeros(50, dtype=DOUBLE)}, {"w": deviations.T.contiguous()}))
+    assert made.excluded == (2, 4, 5)
+    kept = deviations[:, [0, 1, 3, 6]]
+    torch.testing.assert_close(made.weights[[0, 1, 3, 6]], bargain(kept.T @ kept).weights, rtol=1e-10, atol=0)
+    assert made.weights[[2, 4, 5]].tolist() == [0, 0, 0]
+
+
+def test_an_unknown_solver_is_said() -> None:
+    with pytest.raises(ConfigError, match="'newton'"):
+        bargain(torch.eye(2), method="newtn")
+
+
+# ---- the Gram matrix, and what is done with the weights
+
+
+def test_the_gram_matrix_is_that_of_the_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in small blocks, and from float32 uploads."""
+    base = {"a": draw(3, 4).float(), "b": draw(5).float(), "unsent": draw(2).float()}
+    rows = {name: base[name] + 1e-4 * draw(6, *base[name].shape, seed=1).float() for name in ("a", "b")}
+    flat = torch.cat([(rows[n].double() - base[n].double()).flatten(1) for n in rows], 1)
+    close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
+    monkeypatch.setattr("fedrane.tree.BLOCK", 13)
+    close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
+
+
+def agreement(length: str, blend: float = 1.0, deviations: Tensor | None = None) -> tuple[Agreement, Tensor, Tensor]:
+    deviations = draw(40, 6) if deviations is None else deviations
+    ratio = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=DOUBLE)
+    return agree(deviations.T @ deviations, ratio, None, length, blend, "newton"), deviations, ratio
+
+
+def test_lengths() -> None:
+    """Each rule keeps the direction and says how far to go."""
+    made, deviations, ratio = agreement("average")
+    p, step = made.bargain.weights, deviations @ made.weights
+    torch.testing.assert_close(step.norm(), (deviations @ ratio).norm())
+    torch.testing.assert_close(step / step.norm(), (deviations @ p) / (deviations @ p).norm())
+    assert float(agreement("simplex")[0].weights.sum()) == pytest.approx(1)
+    literal = agreement("ball")[0].weights
+    assert float((deviations @ literal).square().sum()) == pytest.approx(6), "‖Gp‖² = K"
+    torch.testing.assert_close(literal, p)
+
+
+def test_a_blend_is_between() -> None:
+    whole, _, ratio = agreement("average")
+    half = agreement("average", 0.5)[0].weights
+    torch.testing.assert_close(half, (whole.weights + ratio) / 2)
+    torch.testing.assert_close(agreement("average", 0.0)[0].weights, ratio)
+
+
+def cohort(sizes: list[int]) -> Client:
+    size = torch.tensor(sizes)
+    return Client(torch.arange(10, 10 + len(sizes)), size, None, size, size, size.double(), 20)
+
+
+def models(clients: int, seed: int = 0) -> tuple[Model, Model]:
+    shapes = {"body.0.weight": (4, 3), "body.0.bias": (4,), "body.1.weight": (2, 4), "head.weight": (3, 2)}
+    base = {name: draw(*shape, seed=seed) for name, shape in shapes.items()}
+    rows = {name: base[name] + draw(clients, *shapes[name], seed=seed + 1) for name in shapes}
+    stats = {"body.0.running_mean": draw(4)}
+    return Model(base, stats), Model(rows, {"body.0.running_mean": draw(clients, 4, seed=8)})
+
+
+def bargained(server: Model, ups: Model, names: list[str]) -> dict[str, Tensor]:
+    """The names bargained over as one vector, each client as strong, as long as the plain mean of equal samples."""
+    flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in names], 1)
+    p = bargain(flat @ flat.T).weights
+    p = p * (flat.mean(0).norm() / (p @ flat).norm())
+    return {n: server.params[n] + torch.tensordot(p, ups.params[n] - server.params[n], 1) for n in names}
+
+
+@pytest.mark.parametrize(
+    ("scope", "groups"),
+    [
+        ("model", [["body.0.weight", "body.0.bias", "body.1.weight", "head.weight"]]),
+        ("layer", [["body.0.weight", "body.0.bias"], ["body.1.weight"], ["head.weight"]]),
+        ("body", [["body.0.weight", "body.0.bias", "body.1.weight"]]),
+        ("head", [["head.weight"]]),
+    ],
+)
+def test_scopes(scope: str, groups: list[list[str]]) -> None:
+    """What is bargained over, together or apart; the rest is averaged, and so are statistics."""
+    server, ups = models(5)
+    params, stats, record = negotiate(server, ups, cohort([7] * 5), Terms(scope=scope))
+    expected = {name: rows.mean(0) for name, rows in ups.params.items()}
+    for names in groups:
+        expected |= bargained(server, ups, names)
+    close(params, expected, 1e-12)
+    close(stats, {"body.0.running_mean": ups.stats["body.0.running_mean"].mean(0)}, 1e-12)
+    assert len(record["gne/p"]) == (5 if len(groups) == 1 else len(groups))
+    assert record["gne/residual"] <= TINY
+    assert record["gne/ridge"] == 0
+
+
+def test_power_by_samples() -> None:
+    server, ups = models(4)
+    sizes = [1, 2, 3, 10]
+    _, _, record = negotiate(server, ups, cohort(sizes), Terms(power="samples"))
+    flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in ups.params], 1)
+    w = 4 * torch.tensor(sizes, dtype=DOUBLE) / 16
+    torch.testing.assert_close(torch.tensor(record["gne/p"], dtype=DOUBLE), bargain(flat @ flat.T, w).weights)
+
+
+def test_a_broken_upload_is_left_out_of_everything() -> None:
+    """Parameters, statistics and record as if it had not answered, but for the record saying so."""
+    server, ups = models(5)
+    ups.params["body.0.bias"][3] = float("nan")
+    ups.stats["body.0.running_mean"][3] = float("inf")
+    params, stats, record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), Terms())
+    others = [0, 1, 2, 4]
+    without = Model({n: r[others] for n, r in ups.params.items()}, {n: r[others] for n, r in ups.stats.items()})
+    again, stats_again, _ = negotiate(server, without, cohort([4, 5, 6, 8]), Terms())
+    close(params, again, 1e-12)
+    close(stats, stats_again, 1e-12)
+    assert record["gne/excluded"] == [13], "the client's number, not its row"
+
+
+def test_clients_that_cancel_out_leave_the_model() -> None:
+    server, _ = models(2)
+    there = {name: torch.stack([p + 1, p - 1]) for name, p in server.params.items()}
+    params, _, record = negotiate(server, Model(there, {}), cohort([3, 3]), Terms())
+    assert all(torch.equal(params[name], server.params[name]) for name in params)
+    assert record["gne/moves"] is False
+    assert record["gne/ridge"] > 0
+    assert np.isfinite(record["gne/p"]).all()

@@ -1,0 +1,87 @@
+"""The documents say what is so: every key is in the guide's table with its default, and the examples run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+
+from fedrane import Experiment, conformance, methods
+from fedrane.cli import app
+
+ROOT = Path(__file__).parent.parent
+GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def keys(experiment: Experiment) -> dict[str, str]:
+    """Every key, dotted, with its default as it is written on the command line."""
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(experiment):
+        value = getattr(experiment, field.name)
+        if field.name == "method":
+            found["method"] = experiment.method_name
+        elif dataclasses.is_dataclass(value):
+            found |= {
+                f"{field.name}.{inner.name}": str(getattr(value, inner.name)) for inner in dataclasses.fields(value)
+            }
+        else:
+            found[field.name] = str(value)
+    return found
+
+
+def test_every_key_is_in_the_guide_with_its_default() -> None:
+    table = GUIDE.read_text(encoding="utf-8").partition("## All keys")[2]
+    rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`)? ?\|", table, re.MULTILINE)
+    assert dict(rows) == keys(Experiment())
+
+
+@pytest.mark.parametrize("document", [README, GUIDE, CONTRIBUTING], ids=lambda path: path.stem)
+def test_commands_in_the_documents_exist_and_their_keys_too(document: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    lines = [line for block in blocks(document, "sh") for line in block.splitlines() if line.startswith("fedrane ")]
+    assert lines
+    for line in lines:
+        name, *words = shlex.split(line, comments=True)[1:]
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            command, *words = command.commands[words[0]], *words[1:]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+        pairs = [word.partition("=")[0] for word in words if "=" in word]
+        assert {key for key in pairs if not key.startswith("method.")} <= keys(Experiment()).keys(), line
+
+
+@pytest.mark.parametrize("document", [README, GUIDE], ids=lambda path: path.stem)
+def test_python_in_the_documents_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order and in one namespace, as a reader would; with few rounds."""
+    monkeypatch.chdir(tmp_path)
+    examples = blocks(document, "python")
+    assert examples
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, example in enumerate(examples, 1):
+        quick = re.sub(r"\brounds=\d+", "rounds=2", example)
+        exec(compile(quick, f"{document.name}, example {number}", "exec"), names)  # noqa: S102 - our own text
+    assert isinstance(names["scores"], torch.Tensor)
+
+
+def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> None:
+    """Also the one that the page gives it."""
+    method, law = blocks(CONTRIBUTING, "python")
+    (tmp_path / "prox.py").write_text(method, encoding="utf-8")
+    kind = methods.find(f"{tmp_path / 'prox.py'}:Prox").kind
+    assert [problem for each in conformance.LAWS if (problem := conformance.check(kind(), each))] == []
+    names: dict[str, Any] = {"Prox": kind}
+    exec(compile(law, "CONTRIBUTING.md, the law", "exec"), names)  # noqa: S102 - our own text
+    names["test_without_strength_it_is_fedavg"]()
