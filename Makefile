@@ -7,7 +7,7 @@ DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=15
 
 # The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
 # on two that must share their cores with anything else.
-demo test bench: export OMP_NUM_THREADS := 1
+demo test: export OMP_NUM_THREADS := 1
 
 .PHONY: help demo test check bench clean
 .DEFAULT_GOAL := help
@@ -30,7 +30,7 @@ test: check ## Check, then every test and the examples in docstrings
 	$(BIN)/pytest --doctest-modules src
 
 bench: $(READY) ## Run every program in benchmarks/
-	@found=; for program in benchmarks/*.py; do \
+	@found=; for program in benchmarks/[!_]*.py; do \
 		[ -e "$$program" ] || continue; \
 		found=yes; echo "== $$program"; $(BIN)/python "$$program" || exit 1; \
 	done; \

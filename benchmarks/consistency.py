@@ -12,15 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from _harness import arguments, save
 from rich.console import Console
 from rich.table import Table
 
 from fedrane import Experiment, run
-from harness import arguments, save
 
 
 def measure(words: list[str], method: str, first: int, folder: Path) -> dict[str, Any]:
-    result = run(Experiment.from_words([*words, f"method={method}"]), folder / method)
+    result = run(Experiment.from_words([f"method={method}", *words]), folder / method)
     late = [r["cosine"] for r in result.history if r["round"] >= first and "cosine" in r]
     last = result.history[-1]
     row: dict[str, Any] = {

@@ -6,12 +6,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from _harness import arguments, save, seconds
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from fedrane.ops import graph
-from harness import arguments, save, seconds
 
 
 def by_eigh(matrix: Tensor, live: Tensor) -> Tensor:
@@ -34,6 +34,8 @@ def measure(batches: int, rows: int, width: int, alternations: int) -> dict[str,
     row = {"batches": batches, "rows": rows, "alternations": alternations, "device": device, "ours_s": ours}
     row |= {"eigh_s": theirs, "eigh_over_ours": theirs / ours, "relative_difference": error}
     if device == "cuda":
+        torch.backends.cuda.preferred_linalg_library("cusolver")  # MAGMA's batched routines cannot be captured
+        mine()
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             mine()

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from _harness import arguments, save, seconds
 from rich.console import Console
 from rich.table import Table
 
 from fedrane import tree
 from fedrane.ops.nash import bargain, gram
-from harness import arguments, save, seconds
 
 RESNET18 = 11_181_642
 

@@ -55,7 +55,7 @@ def main() -> None:
     try:
         app()
     except FedraneError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _console(True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -71,7 +71,11 @@ def top(version: Annotated[bool, typer.Option("--version", help="Show the versio
 
 def _experiment(words: Sequence[str] | None, data_root: str) -> Experiment:
     words = list(words or [])
-    values = read_toml(Path(words.pop(0))) if words and words[0].endswith(".toml") and "=" not in words[0] else {}
+    files = [word for word in words if word.endswith(".toml") and "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Lay words over it")
+    words = [word for word in words if word not in files]
+    values = read_toml(Path(files[0])) if files else {}
     if data_root:
         words.append(f"data_root={Path(data_root).resolve()}")
     return Experiment.from_dict(merge(values, words))
@@ -107,7 +111,7 @@ class _Stop:
 
 def _console(as_json: bool) -> Console:
     """Standard output, or where that carries JSON, standard error."""
-    return Console(stderr=as_json)
+    return Console(stderr=as_json, emoji=False)
 
 
 @contextmanager
@@ -169,7 +173,12 @@ def run_command(
     tensorboard: Board = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one experiment: a TOML file, key=value words, or both (words win)."""
+    """Run one experiment: a TOML file, key=value words, or both (words win).
+
+    Keys: method dataset model clients rounds epochs batch lr momentum weight_decay participation seed engine device
+    precision eval_every partition.kind partition.alpha method.FIELD … (all of them: docs/guide.md). A set of values
+    by name: preset=paper.
+    """
     experiment = _experiment(words, data_root)
     folder = out or _new_folder(experiment)
     console = _console(as_json)
@@ -241,6 +250,8 @@ def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str
     """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
     if not names:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
+    if any(word.startswith(("method=", "method.name=")) for word in words):
+        raise ConfigError("method=… with --methods", "compare takes its methods from --methods", "Name them all there")
     own = {name: [w for w in words if w.startswith(f"{name}.")] for name in names}
     shared = [w for w in words if not any(w in mine for mine in own.values())]
     return {
@@ -274,7 +285,7 @@ def predict_command(
     table.add_column("probability", justify="right")
     for a in answers:
         table.add_row(escape(a["input"]), escape(a["class"]), f"{a['probability']:.3f}")
-    Console().print(table)
+    _console(False).print(table)
 
 
 # ---- data
@@ -293,7 +304,7 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
     for known in states:
         shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
         table.add_row(known.name, str(known.classes), shape, f"{known.train:,}", f"{known.test:,}", where)
-    console = Console()
+    console = _console(False)
     _show(console, table)
     console.print(f"data root: {root}", highlight=False, soft_wrap=True)
 
@@ -301,7 +312,7 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
 @data_app.command("get")
 def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
     """Download a dataset, or the rest of one; checked, and in place only when whole."""
-    console = Console()
+    console = _console(False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console) as bar:
         tasks: dict[str, Any] = {}
@@ -327,7 +338,7 @@ def partition_command(
     rows = as_dataset(experiment, None)
     experiment = resolve(experiment, rows, False, False)
     partition = make_partition(experiment, rows)
-    console = Console()
+    console = _console(False)
     counts = partition.counts(rows.y, len(rows.classes))
     held = (counts > 0).sum(1)
     how = experiment.partition
@@ -368,7 +379,7 @@ def methods_command(
     for key, entry in chosen.items():
         published = f"{entry.venue} {entry.year or ''}".strip()
         table.add_row(key, published, ", ".join(entry.kind.answers), entry.summary)
-    console = Console()
+    console = _console(False)
     console.print(table)
     if not name:
         _say(console, "fields of one: fedrane methods NAME")
@@ -382,7 +393,7 @@ def methods_command(
 @app.command("check")
 def check_command(method: Annotated[str, typer.Argument(help="A method's name, or path.py:Class.")]) -> None:
     """Hold a method, yours or one of ours, to the laws that every method must keep."""
-    console = Console()
+    console = _console(False)
     entry = methods.find(method)
     failed = 0
     for law in conformance.LAWS:

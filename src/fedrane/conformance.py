@@ -73,7 +73,7 @@ class Small(nn.Module):
 
     def __init__(self, normalised: bool) -> None:
         super().__init__()
-        self.inner = nn.Linear(FEATURES, 8)
+        self.inner = nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 8), nn.Identity())
         self.norm = nn.BatchNorm1d(8) if normalised else nn.Identity()
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(8, CLASSES)

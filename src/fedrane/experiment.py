@@ -74,6 +74,9 @@ class Experiment:
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
             object.__setattr__(self, "method", _method({"name": self.method}))
+        hints = typing.get_type_hints(Experiment)
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _convert(getattr(self, f.name), hints[f.name], f.name))
         _check(self)
 
     @property
@@ -219,6 +222,8 @@ def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
 
 def _convert(value: Any, kind: Any, key: str) -> Any:
     if dataclasses.is_dataclass(kind):
+        if isinstance(value, kind):  # type: ignore[arg-type]
+            return value
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value}", "it is a table", f"Set its keys: {key}.NAME=…")
         return _build(kind, value, key + ".")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from fedrane.errors import FileError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM_WORDS = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
 
 
 @contextmanager
@@ -22,9 +23,8 @@ def clear_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        said = re.search(r"os error (\d+)", str(error))  # how safetensors passes the system's number on
-        number = error.errno if isinstance(error, OSError) and error.errno else int(said[1]) if said else 0
-        if number in NO_ROOM:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in NO_ROOM or re.search(NO_ROOM_WORDS, str(error)):  # safetensors passes on words alone
             why, remedy = "there is no room for it", "What was saved before is untouched: make room, then go on"
         else:
             why, remedy = f"the system says: {error}", "Choose a place you may write to"

@@ -33,7 +33,7 @@ def load(name: str, key: str) -> Any:
     except Exception as error:
         raise ConfigError(f"{key}={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        known = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise ConfigError(f"{key}={name}: {where} has no {attribute!r}", remedy=nearest(attribute, known))
     return getattr(module, attribute)
 

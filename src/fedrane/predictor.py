@@ -44,9 +44,10 @@ class Inputs:
 
 
 class Predictor(nn.Module):
-    """A trained model as a plain module: pixels 0 … 255 or table rows, as stored, to class scores.
+    """A trained model as a plain module: rows as they are stored to class scores.
 
-    Its parameters are a copy: they may be moved, saved, or trained further.
+    Images are bytes 0 … 255, or floating-point fractions 0 … 1; table rows are as in the table. The parameters are a
+    copy: they may be moved, saved, or trained further.
     """
 
     def __init__(self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs) -> None:
@@ -62,13 +63,15 @@ class Predictor(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        if len(self.inputs.shape) == 3 and x.is_floating_point():
+            x = x * 255
         normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"))
         model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
         live = torch.ones(len(x), dtype=torch.bool, device=x.device)
         return self._algorithm.predict(self._task, model, normalise(x), live)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Models:
     """A run's trained models, global and personal."""
 
@@ -82,6 +85,9 @@ class Models:
     labels: NDArray[np.int64]
     """Training rows of each client (row) and class (column)."""
     round: int
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.experiment.method_name}, {self.population} clients, round {self.round}>"
 
     @property
     def population(self) -> int:

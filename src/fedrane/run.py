@@ -51,7 +51,7 @@ class Callback:
         """After the last round, or when the run was asked to stop."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result(Models):
     """A run in hand: what was measured, and the trained models."""
 
@@ -95,6 +95,8 @@ def run(
     with ExitStack() as cleanup:
         if folder:
             cleanup.callback(folder.close)
+            if experiment.method_name.startswith("__main__:"):
+                warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
             facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
@@ -288,8 +290,13 @@ class _Loop:
         for callback in self.callbacks:
             callback.begin(self.experiment, self.federation, history, len(stages))
         finished = True
+        stalled = False
         for stage in stages[done:]:
             if not stage.finale and self._stalled():
+                if not stalled:
+                    after = f"{self.experiment.patience} evaluations"
+                    self.tell(f"stopped early: the validation accuracy has not risen for {after}")
+                stalled = True
                 continue
             stop = self._one_round(stage)
             if stop and stage is not stages[-1]:
@@ -360,7 +367,7 @@ class _Loop:
         bad = [k for row, k in enumerate(clients) if not tree.finite(tree.row(trained.ups, row))]
         return Diverged(
             f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
-            "nothing after this would mean anything; the last checkpoint is from before it",
+            "nothing after this would mean anything; what was saved is from before it",
             f"Use a smaller rate (lr is {self.experiment.lr}) or clip=10",
         )
 

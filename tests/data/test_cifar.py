@@ -259,6 +259,10 @@ def test_a_damaged_file_gives_one_error_or_is_read(tmp_path_factory, position, o
         read(tmp_path_factory.getbasetemp() / "damaged", bytes(damaged))
 
 
+def test_a_name_with_a_stray_backslash_is_one_error(tmp_path):
+    refused(tmp_path / "damaged", batch(TWO).replace(b"numpy", b"num\\y", 1))
+
+
 @both
 def test_cifar10_is_loaded_by_name(tmp_path, python):
     folder = tmp_path / "cifar-10-batches-py"

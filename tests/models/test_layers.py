@@ -143,6 +143,12 @@ def test_dropout_is_a_function_of_the_key() -> None:
     assert abs(float((values == 0).double().mean()) - 0.3) < 0.01
 
 
+def test_dropout_works_however_deep() -> None:
+    """The number of the layer is part of the mix, and may be large."""
+    masks = [dropped(7, 40, KeyedDropout(0.5, layer, whole_channels=False)) for layer in (0, 5, 6, 1000)]
+    assert all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i])
+
+
 def test_dropout_is_off_outside_of_training() -> None:
     layer = KeyedDropout(0.9, 0, whole_channels=False)
     x = torch.randn(5, 4)

@@ -258,7 +258,7 @@ def bargained(server: Model, ups: Model, names: list[str]) -> dict[str, Tensor]:
 def test_scopes(scope: str, groups: list[list[str]]) -> None:
     """What is bargained over, together or apart; the rest is averaged, and so are statistics."""
     server, ups = models(5)
-    params, stats, record = negotiate(server, ups, cohort([7] * 5), Terms(scope=scope))
+    (params, stats), record = negotiate(server, ups, cohort([7] * 5), Terms(scope=scope))
     expected = {name: rows.mean(0) for name, rows in ups.params.items()}
     for names in groups:
         expected |= bargained(server, ups, names)
@@ -272,7 +272,7 @@ def test_scopes(scope: str, groups: list[list[str]]) -> None:
 def test_power_by_samples() -> None:
     server, ups = models(4)
     sizes = [1, 2, 3, 10]
-    _, _, record = negotiate(server, ups, cohort(sizes), Terms(power="samples"))
+    _, record = negotiate(server, ups, cohort(sizes), Terms(power="samples"))
     flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in ups.params], 1)
     w = 4 * torch.tensor(sizes, dtype=DOUBLE) / 16
     torch.testing.assert_close(torch.tensor(record["gne/p"], dtype=DOUBLE), bargain(flat @ flat.T, w).weights)
@@ -283,10 +283,10 @@ def test_a_broken_upload_is_left_out_of_everything() -> None:
     server, ups = models(5)
     ups.params["body.0.bias"][3] = float("nan")
     ups.stats["body.0.running_mean"][3] = float("inf")
-    params, stats, record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), Terms())
+    (params, stats), record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), Terms())
     others = [0, 1, 2, 4]
     without = Model({n: r[others] for n, r in ups.params.items()}, {n: r[others] for n, r in ups.stats.items()})
-    again, stats_again, _ = negotiate(server, without, cohort([4, 5, 6, 8]), Terms())
+    (again, stats_again), _ = negotiate(server, without, cohort([4, 5, 6, 8]), Terms())
     close(params, again, 1e-12)
     close(stats, stats_again, 1e-12)
     assert record["gne/excluded"] == [13], "the client's number, not its row"
@@ -295,7 +295,7 @@ def test_a_broken_upload_is_left_out_of_everything() -> None:
 def test_clients_that_cancel_out_leave_the_model() -> None:
     server, _ = models(2)
     there = {name: torch.stack([p + 1, p - 1]) for name, p in server.params.items()}
-    params, _, record = negotiate(server, Model(there, {}), cohort([3, 3]), Terms())
+    (params, _), record = negotiate(server, Model(there, {}), cohort([3, 3]), Terms())
     assert all(torch.equal(params[name], server.params[name]) for name in params)
     assert record["gne/moves"] is False
     assert record["gne/ridge"] > 0

@@ -89,7 +89,8 @@ def test_run_as_json(fedrane: Driver, tmp_path: Path) -> None:
     """Standard output is lines of JSON and nothing else: each round as recorded, then the summary."""
     ended = fedrane("run", "--json", "--out", tmp_path / "run", *WORDS)
     *rounds, end = parsed(ended.stdout)
-    assert [{"event": "round", **record} for record in metrics(tmp_path / "run")] == rounds
+    who = {"event": "round", "method": "fedavg", "seed": 0}
+    assert [{**who, **record} for record in metrics(tmp_path / "run")] == rounds
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert end == {"event": "end", "finished": True, "folder": str(tmp_path / "run"), **summary}
     assert not ended.stderr

@@ -65,7 +65,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
         (["model=nowhere.py:network"], ["nowhere.py"]),
         (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
-        ([f"model={OWN}:nett"], ["no function 'nett'"]),
+        ([f"model={OWN}:nett"], ["no 'nett'", "'network'"]),
         ([f"model={OWN}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
         ([f"model={OWN}:network", "model_head=hidden"], ["hidden", "last"]),
     ],

@@ -9,6 +9,7 @@ Python 2 (text and pixels are byte strings), and files written anew by Python 3 
 from __future__ import annotations
 
 import pickletools
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,16 @@ def names(path: Path, key: str, classes: int, remedy: str) -> tuple[str, ...]:
 
 def _dictionary(path: Path, remedy: str) -> dict[str, Any]:
     try:
-        content = _interpret(path.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # the parser warns of names that no whole file holds
+            content = _interpret(path.read_bytes())
     except _Refused as refused:
         raise DataError(
             f"{path} refused: the file asks for {refused}",
             "a CIFAR file holds an array of bytes, lists, numbers and text, and nothing in it is ever run",
             remedy,
         ) from refused
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError, Warning) as error:
         reason = "an instruction lacks its operand" if isinstance(error, LookupError) else error
         raise DataError(f"{path} cannot be read: {reason}", "", remedy) from error
     if not isinstance(content, dict):

@@ -70,10 +70,8 @@ class FedRANE(Algorithm):
 
     def prepare(self, task: Task) -> Task:
         task = sphere.with_head(task, self.head)
-        if not self.lra:
-            return task
         passing = graph.MessagePassing(task.width, self.steps, self.attention, self.residual, self.neighbours)
-        return task.add("relate", passing)
+        return task.add("relate", passing) if self.lra else task
 
     def trains(self, name: str) -> bool:
         return self.head != "orthonormal" or not name.startswith("head.")
@@ -96,8 +94,8 @@ class FedRANE(Algorithm):
         if not self.gne:
             return super().aggregate(task, server, ups, cohort)
         terms = nash.Terms(self.power, self.length, self.scope, self.blend, self.solver)
-        params, stats, record = nash.negotiate(server.model, ups.model, cohort, terms)
-        return server._replace(model=Model(params, stats)), record
+        model, record = nash.negotiate(server.model, ups.model, cohort, terms)
+        return server._replace(model=model), record
 
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
         net = task.answering(model, live)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MASK32 = 0xFFFFFFFF
+MASK32, MASK63 = 2**32 - 1, 2**63 - 1
 
 
 @dataclass
@@ -126,7 +126,7 @@ class KeyedDropout(nn.Module):
 
 def uniform(key: Tensor, layer: int, position: Tensor) -> Tensor:
     """Numbers in [0, 1) from a 64-bit mix of (key, layer, position); as exact on a GPU as on a CPU."""
-    z = key + position * 0x1E3779B97F4A7C15 + layer * 0x3C6EF372FE94F82B
+    z = key + position * 0x1E3779B97F4A7C15 + (layer * 0x3C6EF372FE94F82B & MASK63)
     z = (z ^ ((z >> 30) & (MASK32 << 2 | 3))) * -0x40A7B892E31B1A47
     z = (z ^ ((z >> 27) & (MASK32 << 5 | 31))) * -0x6B2FB644ECCEEE15
     z = z ^ ((z >> 31) & (MASK32 << 1 | 1))

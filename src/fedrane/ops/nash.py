@@ -116,8 +116,8 @@ class Terms(NamedTuple):
     solver: str = "newton"
 
 
-def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Tensors, Tensors, dict[str, Any]]:
-    """Parameters and statistics after an agreement, and what to record of it.
+def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Model, dict[str, Any]]:
+    """The model after an agreement, and what to record of it.
 
     Statistics are averaged by sample ratio over those who took part: bargaining weights need not sum to 1.
     """
@@ -132,7 +132,7 @@ def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[
         agreements += [made] if bargained else []
     out = sorted({k for made in agreements for k in made.bargain.excluded})
     stats = tree.move(server.stats, ups.stats, _without(ratio, out))
-    return params, stats, _record(agreements, cohort.index[out].tolist())
+    return Model(params, stats), _record(agreements, cohort.index[out].tolist())
 
 
 def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:

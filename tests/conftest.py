@@ -1,0 +1,8 @@
+"""For all tests: property tests have no deadline (a loaded machine is no defect) and are the same in every run."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.load_profile("project")
