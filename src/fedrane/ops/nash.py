@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.lapack import dposv
 from scipy.optimize import linprog
 from torch import Tensor
 
@@ -225,7 +225,7 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
     Scaled so, the Hessian is x M x + w: well conditioned also where x is not. Where f has no minimum x grows without
     bound; it is given up when ‖Gp‖, which is √Σw at a solution, would be negligible beside it.
     """
-    bound = np.sqrt(w.sum()) / NEGLIGIBLE
+    bound, least, diagonal = np.sqrt(w.sum()) / NEGLIGIBLE, float(w.min()), np.diag_indices(len(w))
 
     def value(x: Array) -> float:
         return float(0.5 * x @ matrix @ x - w @ np.log(x))
@@ -242,14 +242,17 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
             best, smallest = x, error
         if error == 0.0 or x.max() > bound:
             break
-        try:
-            move = -cho_solve(cho_factor(x[:, None] * matrix * x + np.diag(w)), slope)
-        except np.linalg.LinAlgError:  # x so large that rounding outweighs w: as good as unbounded
+        hessian = x[:, None] * matrix * x
+        hessian[diagonal] += w
+        _, move, failed = dposv(hessian, -slope, overwrite_a=True)
+        if failed:  # x so large that rounding outweighs w: as good as unbounded
             break
-        length = min(1.0, 0.9 / max(float(-move.min()), 1e-300))
-        before, descent = value(x), float(slope @ move)
-        while value(x * (1 + length * move)) > before + 0.1 * length * descent + 1e-12 * abs(before) and length > 1e-8:
-            length /= 2
+        length, descent = 1.0, float(slope @ move)
+        if -descent > 0.06 * least:  # nearer by, the full step is safe: f / min w is self-concordant
+            length = min(1.0, 0.9 / max(float(-move.min()), 1e-300))
+            before = value(x)
+            while value(x * (1 + length * move)) > before + 0.1 * length * descent and length > 1e-8:
+                length /= 2
         x = x * (1 + length * move)
     return (best if smallest <= tolerance else x), step
 
@@ -267,7 +270,7 @@ def _sequential(matrix: Array, w: Array, start: Array, tolerance: float) -> tupl
         found = _least(cost, matrix, w, p * 1.01)
         change = float(np.abs(found - p).max() / np.abs(p).max())
         p = found
-        if change < 1e-10:
+        if change < 1e-10 or float(np.abs(p * (matrix @ p) - w).max()) <= 0.01 * tolerance:
             break
     return p, step
 
@@ -282,8 +285,8 @@ def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
         room = np.log(p) + np.log(q) - np.log(w)
         return float(t * cost @ p - np.log(room).sum()) if room.min() > 0 else np.inf
 
-    t = 1.0
-    while len(p) / t > 1e-13:
+    t, last = 10.0 * len(p), 1e13 * len(p)
+    while t <= last:
         for _ in range(100):
             q = matrix @ p
             room, slope = np.log(p) + np.log(q) - np.log(w), np.diag(1 / p) + matrix / q[:, None]
@@ -295,9 +298,9 @@ def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
             while value(p + length * move, t) > before + 0.1 * length * descent and length > 1e-12:
                 length /= 2
             p = p + length * move if length > 1e-12 else p
-            if -descent < 1e-10 or length <= 1e-12:
+            if -descent < (1e-10 if t == last else 1e-2) or length <= 1e-12:
                 break
-        t *= 20
+        t = min(50 * t, last) if t < last else 2 * last
     return p
 
 
