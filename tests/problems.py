@@ -6,17 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedrane import Experiment
+from fedrane import Algorithm, Context, Experiment, Model, Outcome
 from fedrane.conformance import blobs
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
 from fedrane.federation import Federation
 from fedrane.models import split_head
 from fedrane.sgd import SGD
-from fedrane.task import Task
+from fedrane.task import Batch, Task
 
 DOUBLE = torch.float64
 
@@ -68,3 +69,32 @@ def quick(**changes: Any) -> Experiment:
         "batch": 64,
     }
     return Experiment(**(settings | changes))
+
+
+class Quadratics:
+    """Clients whose loss is ½ (w − a_k)ᵀ H_k (w − a_k) in the head's weight, whatever their rows: minima are known.
+
+    Takes the place of the protocol's own objective, so that every method built upon it runs on quadratics unchanged.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clients: int = 3, size: int = 4, seed: int = 0) -> None:
+        draws = torch.Generator().manual_seed(seed)
+        self.centres = torch.randn(clients, size, generator=draws, dtype=DOUBLE)
+        factors = torch.randn(clients, size, size, generator=draws, dtype=DOUBLE)
+        self.curvatures = factors @ factors.mT / size + 0.5 * torch.eye(size, dtype=DOUBLE)
+        rows = [list(range(10 * k, 10 * k + 4 + k)) for k in range(clients)]
+        network = nn.Sequential(nn.Identity(), nn.Linear(6, 3))
+        self.federation = federation(table(10 * clients), rows, lambda shape, classes: network, "1")
+
+        def objective(
+            method: Algorithm, task: Task, ctx: Context, model: Model, batch: Batch
+        ) -> tuple[Tensor, Outcome]:
+            away = model.params["head.bias"].new_zeros(size)
+            away = away + model.params["head.weight"].flatten()[:size] - self.centres[ctx.client.index]
+            loss = 0.5 * away @ self.curvatures[ctx.client.index] @ away
+            return loss, Outcome(model.stats, {"loss": loss})
+
+        monkeypatch.setattr(Algorithm, "objective", objective)
+
+    def point(self, params: dict[str, Tensor]) -> Tensor:
+        return params["head.weight"].flatten()[: self.centres.shape[1]]

@@ -16,6 +16,8 @@ from fedrane import loading
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
 from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.fedper import FedPer
+from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.local import Local
 
@@ -43,6 +45,8 @@ class Method:
 METHODS: dict[str, Method] = {
     "fedavg": Method(FedAvg, "AISTATS", 2017),
     "local": Method(Local, "–"),
+    "fedprox": Method(FedProx, "MLSys", 2020),
+    "fedper": Method(FedPer, "arXiv", 2019),
     "fedrane": Method(FedRANE, "ACM MM", 2023),
     "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),
     "fedrane-wo-gne": Method(FedRANE, "ACM MM", 2023, {"gne": False}),
