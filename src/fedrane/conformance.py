@@ -20,6 +20,7 @@ from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.dataset import Dataset
 from fedrane.engines.sequential import Sequential
+from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.folder import TIMINGS, Checkpoint, Folder
 from fedrane.run import Result, run
@@ -101,7 +102,12 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
 
 
 def trained(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> Result:
-    return run(experiment(algorithm, **changes), dataset=blobs(), model=network(normalised))
+    try:
+        return run(experiment(algorithm, **changes), dataset=blobs(), model=network(normalised))
+    except ConfigError:
+        if not changes.get("momentum"):
+            raise
+    return trained(algorithm, normalised, **changes | {"momentum": 0.0})  # some methods' papers exclude momentum
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ def test_heads_never_leave() -> None:
     again = engine.train(after, sent.owns, [0, 1], 2, 0.1, 2)
     ctx = engine.context(after, sent.owns[1], fed.client(1, 2, 0.1, 2))
     start = method.start(fed.task, ctx)
-    assert torch.equal(start.params["head.weight"], sent.owns[1].model.params["head.weight"]), (
-        "a client goes on with its head"
-    )
+    kept = sent.owns[1].model.params["head.weight"]
+    assert torch.equal(start.params["head.weight"], kept), "a client goes on with its own"
     assert torch.equal(start.params["body.0.weight"], after.model.params["body.0.weight"])
     assert not tree.equal(again.owns[1], sent.owns[1])
 

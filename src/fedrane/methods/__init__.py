@@ -20,6 +20,7 @@ from fedrane.methods.fedper import FedPer
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.local import Local
+from fedrane.methods.scaffold import Scaffold
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ METHODS: dict[str, Method] = {
     "fedavg": Method(FedAvg, "AISTATS", 2017),
     "local": Method(Local, "–"),
     "fedprox": Method(FedProx, "MLSys", 2020),
+    "scaffold": Method(Scaffold, "ICML", 2020),
     "fedper": Method(FedPer, "arXiv", 2019),
     "fedrane": Method(FedRANE, "ACM MM", 2023),
     "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),

@@ -1,0 +1,109 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+
+The server keeps a control variate c, each client its own c_i; a local step corrects the client's drift,
+
+    y ← y − η_l (g_i(y) − c_i + c),
+
+and after K steps from x, with the cohort S of N clients,
+
+    c_i⁺ = c_i − c + (x − y) / (K η_l)      (option II; option I: the gradient of all its rows at x),
+    x ← x + η_g (1/|S|) Σ (y_i − x),        c ← c + (1/N) Σ (c_i⁺ − c_i).
+
+Always (1/N) Σ c_i = c: c_i is committed only with the upload that carries its change.
+
+*Deviations*: uploads are weighed equally, as in the paper, not by samples. Option II assumes plain SGD with one rate,
+so momentum and clipping are refused there; weight decay is part of the gradient and is corrected with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedrane import tree
+from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.errors import ConfigError, check_choices, check_ranges
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+from fedrane.tree import Tensors
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Control variates against client drift."""
+
+    option: str = "II"
+    global_rate: float = 1.0  # η_g
+
+    def __post_init__(self) -> None:
+        check_choices(self, option=("I", "II"))
+        check_ranges(self, global_rate=(1e-6, 1e3))
+
+    def prepare(self, task: Task) -> Task:
+        if self.option == "II" and (task.sgd.momentum or task.sgd.clip):
+            raise ConfigError(
+                "scaffold option II with momentum or clip",
+                "it reads the mean gradient off the way a client went, which only plain SGD leaves readable",
+                "Set momentum=0 clip=0, or method.option=I",
+            )
+        return task
+
+    def init(self, task: Task, roster: Roster) -> State:
+        model = task.init()
+        return State(model, {"control": tree.zeros_like(tree.pick(model.params, self.trains))})
+
+    def join(self, task: Task, server: State, client: Client) -> State:
+        own = super().join(task, server, client)
+        return own._replace(extra={"control": tree.zeros_like(server.extra["control"])})
+
+    def send(self, task: Task, server: State, client: Client) -> State:
+        return super().send(task, server, client)._replace(extra=server.extra)
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        """A linear term whose gradient is c − c_i."""
+        loss, outcome = super().objective(task, ctx, model, batch)
+        drift = tree.sub(ctx.down.extra["control"], ctx.own.extra["control"])
+        return loss + tree.dot(drift, {name: model.params[name] for name in drift}), outcome
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        work = super().begin(task, ctx)
+        whole = tree.zeros_like(ctx.own.extra["control"]) if self.option == "I" else {}
+        return work._replace(extra={"gradient": whole})
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        after = super().step(task, ctx, work, batch)
+        if self.option == "II":
+            return after
+        origin = self.start(task, ctx)
+        here = tree.pick(origin.params, self.trains)
+
+        def loss(trained: Tensors) -> Tensor:
+            return Algorithm.objective(self, task, ctx, Model({**origin.params, **trained}, work.model.stats), batch)[0]
+
+        slope, rows = grad(loss)(here), batch.live.sum().to(work.rows.dtype)
+        slope = {name: slope[name] + task.sgd.weight_decay * here[name] for name in here}
+        return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(slope, rows))})
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        before, control = ctx.own.extra["control"], ctx.down.extra["control"]
+        if self.option == "I":
+            after = tree.scale(work.extra["gradient"], 1 / work.rows.clamp(min=1))
+        else:
+            origin = self.start(task, ctx)
+            way = {name: origin.params[name] - work.model.params[name] for name in control}
+            mean = tree.scale(way, 1 / (ctx.client.steps * ctx.client.rate).clamp(min=1e-30))
+            after = tree.add(tree.sub(before, control), mean)
+        up = done.up._replace(extra={"control": tree.sub(after, before)})
+        return done._replace(up=up, own=done.own._replace(extra={"control": after}))
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().aggregate(task, server, ups, cohort)
+        equal = torch.full_like(cohort.rate, self.global_rate / len(cohort.index), dtype=torch.float64)
+        params = tree.move(server.model.params, ups.model.params, equal)
+        change = {name: rows.sum(0) / cohort.population for name, rows in ups.extra["control"].items()}
+        control = tree.add(server.extra["control"], change)
+        return State(Model(params, averaged.model.stats), {"control": control}), record

@@ -1,0 +1,110 @@
+"""SCAFFOLD: control variates are what they should be, sum up under loss and sampling, and cure the drift."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import grad
+
+import fedrane
+from fedrane import Algorithm, Experiment, Model, tree
+from fedrane.conformance import blobs, network
+from fedrane.engines.sequential import Sequential
+from fedrane.errors import ConfigError
+from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.scaffold import Scaffold
+from fedrane.sgd import SGD
+from fedrane.task import Batch, State
+from problems import Quadratics, dense, federation, quick, table
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> None:
+    """c_i is the client's own gradient at the model it was sent, with that sign; Σ c_i / N = c."""
+    fed = federation(table(60), [list(range(20)), list(range(20, 60))])
+    method = Scaffold(option)
+    server = method.init(fed.task, fed.roster)
+    engine = Sequential(method, fed)
+    owns: dict[int, State] = {}
+    for round in (1, 2):
+        sent = engine.train(server, owns, [0, 1], round, 0.1, 1)
+        for k in (0, 1):
+            x, y = fed.train.take(fed.split.train[k])
+            batch = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
+            ctx = engine.context(server, owns.get(k), fed.client(k, round, 0.1, 1))
+            slope = grad(lambda p, b=batch, c=ctx: FedAvg().objective(fed.task, c, Model(p, {}), b)[0])(
+                server.model.params
+            )
+            for name, value in slope.items():
+                torch.testing.assert_close(sent.owns[k].extra["control"][name], value, rtol=1e-9, atol=1e-11)
+        server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+        owns = dict(sent.owns)
+        mean = tree.scale(tree.add(owns[0].extra["control"], owns[1].extra["control"]), 0.5)
+        for name, value in server.extra["control"].items():
+            torch.testing.assert_close(value, mean[name])
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_controls_sum_to_the_servers_under_sampling_and_loss(option: str) -> None:
+    """(1/N) Σ c_i = c, clients never seen counting as zero, and lost uploads leaving both as they were."""
+    e = quick(
+        method=Scaffold(option), clients=8, rounds=6, epochs=2, participation=0.5, dropout=0.3, precision="float64"
+    )
+    result = fedrane.run(e)
+    assert any(r["lost"] for r in result.history)
+    for name, value in result.server.extra["control"].items():
+        total = sum(own.extra["control"][name] for own in result.owns.values())
+        torch.testing.assert_close(total / 8, value, rtol=1e-9, atol=1e-12)
+    assert float(tree.norm(result.server.extra["control"])) > 1e-3
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_it_reaches_the_optimum_where_fedavg_does_not(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On heterogeneous quadratics with several local steps: the minimiser of (1/N) Σ f_i."""
+    problem = Quadratics(monkeypatch)
+    fed = problem.federation
+    optimum = torch.linalg.solve(
+        problem.curvatures.sum(0), (problem.curvatures @ problem.centres[..., None]).sum(0)[:, 0]
+    )
+
+    def distance(method: Algorithm) -> float:
+        engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
+        for round in range(1, 301):
+            sent = engine.train(server, owns, [0, 1, 2], round, 0.05, 5)
+            server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+            owns = dict(sent.owns)
+        return float((problem.point(server.model.params) - optimum).norm())
+
+    assert distance(Scaffold(option)) < 1e-8
+    assert distance(FedAvg()) > 1e-2
+
+
+def test_a_clients_share_does_not_depend_on_its_samples() -> None:
+    fed = federation(table(60), [list(range(5)), list(range(5, 60))])
+    method = Scaffold()
+    server = method.init(fed.task, fed.roster)
+    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.1, 1)
+    after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+    for name, rows in sent.ups.model.params.items():
+        torch.testing.assert_close(after.model.params[name], rows.mean(0))
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"clip": 1.0}])
+def test_option_two_refuses_what_it_cannot_read(settings: dict[str, float]) -> None:
+    e = Experiment(method=Scaffold(), clients=3, rounds=1, model_head="head", **settings)
+    with pytest.raises(ConfigError, match=r"method.option=I"):
+        fedrane.run(e, dataset=blobs(), model=network())
+    allowed = e.replace(method=Scaffold("I"))
+    assert fedrane.run(allowed, dataset=blobs(), model=network()).finished
+
+
+def test_weight_decay_is_part_of_the_gradient() -> None:
+    """Both options agree after one full-batch step, decay included."""
+    fed = federation(table(60), [list(range(20)), list(range(20, 60))], dense, sgd=SGD(weight_decay=0.1))
+    controls = []
+    for option in ("I", "II"):
+        method = Scaffold(option)
+        server = method.init(fed.task, fed.roster)
+        controls.append(Sequential(method, fed).train(server, {}, [0], 1, 0.1, 1).owns[0].extra["control"])
+    for name in controls[0]:
+        torch.testing.assert_close(controls[0][name], controls[1][name], rtol=1e-9, atol=1e-11)
