@@ -125,8 +125,8 @@ class Algorithm:
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         """What goes up, what stays, and what is recorded."""
-        up = self._part(task, work.model, shared=True)
-        up = Model(tree.pick(up.params, self.trains), up.stats)
+        stats = self._part(task, work.model, shared=True).stats
+        up = Model(self.exchanged(task, work.model.params), stats)
         metrics = tree.scale(work.sums, 1 / work.rows.clamp(min=1))
         return Done(State(up, {}), State(self._keep(task, work.model), {}), metrics)
 
@@ -151,6 +151,10 @@ class Algorithm:
         """The answers on this task: with normalisation layers kept local there is no global model to ask."""
         return (PERSONAL,) if task.norm == "local" and task.norm_names else self.answers
 
+    def depends_on_batch(self, task: Task) -> bool:
+        """Whether an answer depends on the rows it is given with: then batches are those of training, of one client."""
+        return task.norm == "batch"
+
     def global_model(self, task: Task, server: State) -> Model:
         return server.model
 
@@ -164,6 +168,10 @@ class Algorithm:
         return net.head(net.body(x))
 
     # ---- shared by the hooks above
+
+    def exchanged(self, task: Task, params: Tensors) -> Tensors:
+        """Those of the parameters that go up: shared and trained."""
+        return tree.pick(params, lambda name: self._shared(task, name) and self.trains(name))
 
     def _shared(self, task: Task, name: str) -> bool:
         return self.shares(name) and not task.private(name)

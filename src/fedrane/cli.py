@@ -240,10 +240,12 @@ def compare_command(
         _say(console, f"stopped; the same command goes on from here ({out})")
         raise typer.Exit(INTERRUPTED)
     if as_json:
-        _write_line(json.dumps({"event": "comparison", "runs": done.runs}) + "\n")
+        _write_line(json.dumps({"event": "comparison", "runs": done.runs, "diverged": done.diverged}) + "\n")
     else:
         _show(console, done.table())
         _say(console, f"results: {out}")
+    if done.diverged:
+        raise typer.Exit(1)
 
 
 def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
@@ -275,8 +277,8 @@ def predict_command(
     """Answer with a trained model: the global one, or a client's own."""
     saved = load(folder)
     model = saved.model if client is None else saved.personal(client)
-    rows = [row for file in files for row in read_rows(file, saved.inputs.shape)]
-    answers = list(answer(model, rows))
+    rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
+    answers = list(answer(model, rows, saved.experiment.batch))
     if as_json:
         for a in answers:
             _write_line(json.dumps(a) + "\n")
@@ -369,7 +371,7 @@ def methods_command(
     as_json: Json = False,
 ) -> None:
     """The methods and what each answers with; of one by name, its fields and their defaults."""
-    chosen = {name: methods.find(name)} if name else methods.METHODS
+    chosen = {name: methods.find(name)} if name else {key: methods.find(key) for key in methods.known()}
     if as_json:
         for key, entry in chosen.items():
             facts = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.errors import CheckpointError
+from fedrane.errors import CheckpointError, Diverged
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
@@ -56,6 +56,8 @@ class Comparison:
 
     runs: dict[str, list[Metrics]]
     folder: Path
+    diverged: dict[str, str] = field(default_factory=dict)
+    """What went wrong, by method."""
 
     def cell(self, method: str, whose: str, which: str) -> Cell:
         return Cell.of(self.runs[method], whose, which)
@@ -64,11 +66,12 @@ class Comparison:
     def caption(self) -> str:
         seeds = max(len(summaries) for summaries in self.runs.values())
         over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-        return f"accuracy in %{over}; – where the method has no such model"
+        lost = "".join(f"; {name} diverged in some runs, which are left out" for name in self.diverged)
+        return f"accuracy in %{over}; – where the method has no such model{lost}"
 
     def rows(self) -> list[list[str]]:
         def speed(summaries: list[Metrics]) -> str:
-            return f"{statistics.fmean(s['samples_per_second'] for s in summaries):,.0f}"
+            return f"{statistics.fmean(s['samples_per_second'] for s in summaries):,.0f}" if summaries else "diverged"
 
         return [
             [name, *(str(self.cell(name, whose, which)) for _, whose, which in COLUMNS), speed(summaries)]
@@ -106,6 +109,7 @@ def compare(
     Gives nothing where it was asked to stop on the way.
     """
     runs: dict[str, list[Metrics]] = {name: [] for name in experiments}
+    diverged: dict[str, str] = {}
     for seed in seeds:
         for name, experiment in experiments.items():
             folder = Folder(Path(out) / _folder_name(name) / f"seed-{seed}")
@@ -116,13 +120,20 @@ def compare(
             if not (go_on and folder.finished):
                 watch = callbacks(name, seed)
                 path = folder.path
-                result = (
-                    resume(path, callbacks=watch, stop=stop) if go_on else run(wanted, path, callbacks=watch, stop=stop)
-                )
+                try:
+                    if go_on:
+                        result = resume(path, callbacks=watch, stop=stop)
+                    else:
+                        result = run(wanted, path, callbacks=watch, stop=stop)
+                except Diverged as error:  # one method's trouble is not the others'
+                    diverged[name] = str(error)
+                    for callback in watch:
+                        callback.message(f"{name}, seed {seed}: {error}")
+                    continue
                 if not result.finished:
                     return None
             runs[name].append(folder.read_json(SUMMARY))
-    comparison = Comparison(runs, Path(out))
+    comparison = Comparison(runs, Path(out), diverged)
     write_atomically(Path(out) / "table.md", comparison.markdown())
     return comparison
 

@@ -33,22 +33,24 @@ def evaluate(
     """All measures the method's answers allow, for all clients."""
     task, split = federation.task, federation.split
     answers = algorithm.answers_on(task)
+    together = not algorithm.depends_on_batch(task)
     metrics: Metrics = {}
     held_out: dict[str, list[NDArray[np.bool_]]] = {}
     if GLOBAL in answers:
         model = algorithm.global_model(task, server)
         everything = np.arange(len(federation.test))
-        metrics |= _overall("global", engine.predict(model, federation.test, everything), _labels(federation.test))
-        local = _by_client(engine, [model] * federation.population, federation.train, split.test)
+        answered = engine.predict(model, federation.test, everything)
+        metrics |= _overall("global", answered, _labels(federation.test), task.classes)
+        local = _by_client(engine, [model] * federation.population, federation.train, split.test, together)
         metrics |= _over_clients("global/local_", federation, local)
-        held_out["global"] = _hits(federation, engine, [model] * federation.population)
+        held_out["global"] = _hits(federation, engine, [model] * federation.population, together)
     if PERSONAL in answers:
         models = [engine.personal(server, owns.get(k), k, round) for k in range(federation.population)]
-        own = _by_client(engine, models, federation.train, split.test)
+        own = _by_client(engine, models, federation.train, split.test, together)
         y = _labels(federation.train)[np.concatenate(split.test)]
         pooled = Predicted(np.concatenate([p.labels for p in own]), np.concatenate([p.losses for p in own]))
-        metrics |= _overall("personal", pooled, y) | _over_clients("personal/", federation, own)
-        held_out["personal"] = _hits(federation, engine, models)
+        metrics |= _overall("personal", pooled, y, task.classes) | _over_clients("personal/", federation, own)
+        held_out["personal"] = _hits(federation, engine, models, together)
     return metrics | _validation(held_out)
 
 
@@ -56,19 +58,21 @@ def _labels(pool: Pool) -> NDArray[np.int64]:
     return pool.y.cpu().numpy()
 
 
-def _by_client(engine: Engine, models: list[Model], pool: Pool, rows: tuple[Rows, ...]) -> list[Predicted]:
-    """Each client's rows answered by its model; where all have one model, in one go."""
-    if all(model is models[0] for model in models):
-        together = engine.predict(models[0], pool, np.concatenate(rows))
+def _by_client(
+    engine: Engine, models: list[Model], pool: Pool, rows: tuple[Rows, ...], together: bool
+) -> list[Predicted]:
+    """Each client's rows answered by its model; where all have one, in one go if answers do not depend on it."""
+    if together and all(model is models[0] for model in models):
+        answered = engine.predict(models[0], pool, np.concatenate(rows))
         cuts = np.cumsum([len(r) for r in rows])[:-1]
-        parts = zip(np.split(together.labels, cuts), np.split(together.losses, cuts), strict=True)
+        parts = zip(np.split(answered.labels, cuts), np.split(answered.losses, cuts), strict=True)
         return [Predicted(labels, losses) for labels, losses in parts]
     return [engine.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
 
 
-def _overall(whose: str, predicted: Predicted, y: NDArray[np.int64]) -> Metrics:
+def _overall(whose: str, predicted: Predicted, y: NDArray[np.int64], classes: int) -> Metrics:
     hit = predicted.labels == y
-    recall = [float(hit[y == c].mean()) if (y == c).any() else None for c in range(int(y.max()) + 1)]
+    recall = [float(hit[y == c].mean()) if (y == c).any() else None for c in range(classes)]
     return {
         f"{whose}/accuracy": float(hit.mean()),
         f"{whose}/loss": float(predicted.losses.mean()),
@@ -105,12 +109,12 @@ def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return minority
 
 
-def _hits(federation: Federation, engine: Engine, models: list[Model]) -> list[NDArray[np.bool_]]:
+def _hits(federation: Federation, engine: Engine, models: list[Model], together: bool) -> list[NDArray[np.bool_]]:
     rows = federation.split.validation
     if not any(len(r) for r in rows):
         return []
     y = _labels(federation.train)
-    predicted = _by_client(engine, models, federation.train, rows)
+    predicted = _by_client(engine, models, federation.train, rows, together)
     return [p.labels == y[r] for p, r in zip(predicted, rows, strict=True)]
 
 

@@ -111,6 +111,8 @@ class Experiment:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
         values = dict(values)
+        if isinstance(values.get("method"), str):
+            values["method"] = {"name": values["method"]}
         if "preset" in values:
             values = _over(read_preset(str(values.pop("preset"))), values)
         method = values.pop("method", "fedavg")
@@ -154,9 +156,13 @@ def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        same = key != "method" or not isinstance(value, Mapping) or value.get("name") in (None, (old or {}).get("name"))
+        same = key != "method" or "name" not in value or _kind(value["name"]) is _kind(below[key]["name"])
         merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) and same else value
     return merged
+
+
+def _kind(name: str) -> type[Algorithm]:
+    return methods.find(name).kind
 
 
 def merge(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
@@ -285,6 +291,7 @@ def _check(e: Experiment) -> None:
 
     for key in ("clients", "rounds", "epochs", "batch", "eval_every", "checkpoint_every"):
         need(getattr(e, key) >= 1, key, "it counts from 1", f"Use {key}=1 or more")
+    need(e.epochs <= 100_000, "epochs", "a round's batches are laid out in advance", "Use more rounds instead")
     need(0 < e.lr < math.inf, "lr", "the learning rate is positive and finite", "Use for instance lr=0.1")
     need(0 <= e.momentum < 1, "momentum", "beyond 1 the steps grow without bound", "Use 0 <= momentum < 1")
     need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")

@@ -119,15 +119,20 @@ class Models:
             raise ConfigError(f"{self.experiment.method_name} has no {answer} model", f"it gives {other}")
 
 
-def read_rows(path: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The rows of an image or an .npz file (its ``x``), as the model takes them, each with a name."""
+def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The rows of an image or an .npz file (its ``x``), as the model takes them, each with a name.
+
+    ``image_size`` is what images were resized to for training, 0 if they were not.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder", "rows come from files", f"Name its files: {path}/*")
     if path.suffix == ".npz":
         x = own.read_inputs(path)
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
         raise DataError(f"{path} is not an .npz file", f"the model takes table rows of {shape[0]} numbers")
     else:
-        x, names = own.read_image(path, shape)[np.newaxis], [str(path)]
+        x, names = own.read_image(path, shape, image_size)[np.newaxis], [str(path)]
     if x.shape[1:] != shape:
         raise DataError(
             f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}", "Resize or crop them"
@@ -136,9 +141,10 @@ def read_rows(path: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray
 
 
 @torch.no_grad()
-def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]]) -> Iterator[dict[str, Any]]:
-    """The class of each row and how sure the model is."""
-    for name, row in rows:
-        chances = model(torch.tensor(row[None])).softmax(1)[0]
-        best = int(chances.argmax())
-        yield {"input": name, "class": model.inputs.classes[best], "probability": float(chances[best])}
+def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
+    """The class of each row and how sure the model is; ``batch`` rows at a time, on which it depends if norm=batch."""
+    for begin in range(0, len(rows), batch):
+        names, values = zip(*rows[begin : begin + batch], strict=True)
+        for name, chances in zip(names, model(torch.tensor(np.stack(values))).softmax(1), strict=True):
+            best = int(chances.argmax())
+            yield {"input": name, "class": model.inputs.classes[best], "probability": float(chances[best])}

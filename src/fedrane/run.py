@@ -344,11 +344,15 @@ class _Loop:
     def _merge(self, stage: _Stage, trained: Trained) -> Metrics:
         """The server's step; only now does what the clients kept become theirs."""
         before = self.server.model.params
+        clients = trained.cohort.index.tolist()
+        whole = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
-        if not tree.finite(server):
-            raise self._diverged(stage.round, trained)
+        if not tree.finite(server) or not any(whole.values()):
+            raise self._diverged(stage.round, [k for k in clients if not whole[k]])
+        for text in metrics.pop("say", ()):
+            self.tell(f"round {stage.round}: {text}")
         self.server = tree.map(torch.Tensor.contiguous, server)  # as it comes back from a checkpoint
-        for k, own in trained.owns.items():
+        for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):
             self.owns[k] = tree.map(torch.Tensor.contiguous, own)
         record: Metrics = {
             "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
@@ -362,9 +366,7 @@ class _Loop:
             record["cosine"] = tree.cosines(step, before, trained.ups.model.params)
         return record
 
-    def _diverged(self, number: int, trained: Trained) -> Diverged:
-        clients = trained.cohort.index.tolist()
-        bad = [k for row, k in enumerate(clients) if not tree.finite(tree.row(trained.ups, row))]
+    def _diverged(self, number: int, bad: list[int]) -> Diverged:
         return Diverged(
             f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
             "nothing after this would mean anything; what was saved is from before it",

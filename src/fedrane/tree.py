@@ -12,7 +12,7 @@ uploads alike. All functions are pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -79,6 +79,13 @@ def nbytes(tree: Any) -> int:
 
 def finite(tree: Any) -> bool:
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
+
+
+def finite_rows(stacked: Any) -> list[bool]:
+    """Of each row of a stack of trees, whether all its numbers are finite."""
+    checks = [torch.isfinite(leaf).flatten(1).all(1) for leaf in leaves(stacked) if leaf.dim() > 1]
+    checks += [torch.isfinite(leaf) for leaf in leaves(stacked) if leaf.dim() == 1]
+    return torch.stack(checks).all(0).tolist() if checks else []
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -172,7 +179,3 @@ def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
             dots[k] += float(deviation @ direction)
             squares[k] += float(deviation @ deviation)
     return [d / math.sqrt(s * length) if s * length > 0 else 0.0 for d, s in zip(dots, squares, strict=True)]
-
-
-def concat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])

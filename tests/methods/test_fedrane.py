@@ -12,9 +12,9 @@ from torch import Tensor
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Experiment, tree
+from fedrane import Callback, Done, Experiment, Work, tree
 from fedrane.conformance import states
-from fedrane.errors import ConfigError
+from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedrane import FedRANE
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
@@ -284,3 +284,63 @@ def test_the_squared_error_is_over_live_rows() -> None:
     expected = sum(0.5 * float((scores[i] - torch.eye(3)[y[i]]).square().sum()) for i in (0, 1, 3)) / 3
     scores[2] = float("nan")
     assert float(squared_error(scores, Batch(scores, y, live, y[0]))) == pytest.approx(expected)
+
+
+# ---- nothing is silent
+
+
+class Sabotaged(FedRANE):
+    """Client 0's upload and model are not finite."""
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        broken = torch.where(ctx.client.index == 0, float("nan"), 1.0)
+        return done._replace(up=tree.scale(done.up, broken), own=tree.scale(done.own, broken))
+
+
+class Listener(Callback):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
+    listener = Listener()
+    result = fedrane.run(quick(method=Sabotaged(), rounds=2), callbacks=[listener])
+    assert [record["gne/excluded"] for record in result.history] == [[0], [0]]
+    assert len(listener.heard) == 2
+    assert "clients [0] are left out" in listener.heard[0]
+    assert 0 not in result.owns
+    assert tree.finite(states(result))
+
+
+def test_when_nobody_is_finite_the_run_ends() -> None:
+    with pytest.raises(Diverged, match="no longer finite"):
+        fedrane.run(quick(method=FedRANE(head="linear"), lr=1e30, rounds=3))
+
+
+@pytest.mark.parametrize("relation", [1e-6, 1e-4, 1e-2])
+def test_weak_penalties_are_safe_in_float32(relation: float) -> None:
+    result = fedrane.run(quick(method=FedRANE(relation=relation), rounds=2, epochs=2, lr=0.5))
+    assert tree.finite(states(result))
+
+
+def test_both_ablations_at_once_are_neither() -> None:
+    assert Experiment(method=FedRANE(lra=False, gne=False)).method_name == "fedrane"
+    assert Experiment(method=FedRANE(lra=False)).method_name == "fedrane-wo-lra"
+
+
+def test_the_preset_holds_for_the_ablations() -> None:
+    for words in (["preset=paper", "method=fedrane-wo-lra"], ["method=fedrane-wo-gne", "preset=paper"]):
+        e = Experiment.from_words(words)
+        assert (e.algorithm.length, e.algorithm.lra and e.algorithm.gne) == ("ball", False)
+    assert Experiment.from_dict({"preset": "paper", "method": "fedrane"}).algorithm.length == "ball"
+    assert Experiment.from_words(["preset=paper", "method=fedavg"]).method_name == "fedavg"
+
+
+def test_a_frozen_head_cannot_be_bargained_over() -> None:
+    with pytest.raises(ConfigError, match="frozen"):
+        FedRANE(scope="head")
+    FedRANE(scope="head", head="linear")

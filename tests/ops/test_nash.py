@@ -300,3 +300,28 @@ def test_clients_that_cancel_out_leave_the_model() -> None:
     assert record["gne/moves"] is False
     assert record["gne/ridge"] > 0
     assert np.isfinite(record["gne/p"]).all()
+
+
+def test_what_is_only_averaged_is_averaged_though_it_cancels() -> None:
+    """Outside of the scope, and with a blend of 0."""
+    server, ups = models(2)
+    ups.params["head.weight"][0], ups.params["head.weight"][1] = 1.0, -1.0
+    server.params["head.weight"].zero_()
+    (params, _), record = negotiate(server, ups, cohort([30, 10]), Terms(scope="body"))
+    torch.testing.assert_close(params["head.weight"], torch.full((3, 2), 0.5, dtype=DOUBLE))
+    assert record["gne/moves"]
+    there = {name: torch.stack([p + 1, p - 1]) for name, p in server.params.items()}
+    (params, _), _ = negotiate(server, Model(there, {}), cohort([30, 10]), Terms(blend=0.0))
+    close(params, {name: p + 0.5 for name, p in server.params.items()}, 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_sequence_never_throws(seed: int) -> None:
+    """Few dimensions, uneven powers, conflicts: an answer whose residual is small, or a ridge that says why not."""
+    draws = np.random.default_rng(seed)
+    clients, directions = int(draws.integers(1, 12)), int(draws.integers(2, 30))
+    deviations = draw(directions, clients, seed=seed)
+    powers = torch.from_numpy(draws.gamma(0.5, size=clients) + 1e-3)
+    made = bargain(deviations.T @ deviations, powers, "sequential")
+    assert bool(torch.isfinite(made.weights).all())
+    assert made.residual <= 1e-5 * max(1.0, float(powers.max()))

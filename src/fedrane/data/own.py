@@ -74,15 +74,14 @@ def read_inputs(path: Path) -> Array:
     return _inputs(arrays["x"], f"{path}: x")
 
 
-def read_image(path: Path, shape: tuple[int, ...]) -> Array:
-    """One image, made grey or coloured as ``shape`` (channels, height, width) has it; its size must be that already."""
-    pixels = _decode(path, 0)
-    if len(pixels) == shape[0]:
-        return pixels
-    if shape[0] == 3:
+def read_image(path: Path, shape: tuple[int, ...], image_size: int = 0) -> Array:
+    """One image, made grey or coloured as ``shape`` (channels, height, width) has it, and resized if asked."""
+    pixels = _decode(path, image_size)
+    if len(pixels) == 1 and shape[0] == 3:
         return np.repeat(pixels, 3, axis=0)
-    with Image.open(path) as image:
-        return np.asarray(image.convert("L"))[np.newaxis]
+    if len(pixels) == 3 and shape[0] == 1:
+        return np.asarray(Image.fromarray(pixels.transpose(1, 2, 0)).convert("L"))[np.newaxis]
+    return pixels
 
 
 class _Picture(NamedTuple):

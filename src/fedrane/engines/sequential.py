@@ -21,7 +21,7 @@ from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
 
 CHUNK = 1024
-"""Rows answered at a time; answers do not depend on it, unless the policy for BatchNorm is ``batch``."""
+"""Rows answered at a time, where answers do not depend on it."""
 
 
 class Sequential:
@@ -78,7 +78,7 @@ class Sequential:
     @torch.no_grad()
     def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
         task = self.federation.task
-        chunk = self.federation.batch if task.norm == "batch" else CHUNK
+        chunk = self.federation.batch if self.algorithm.depends_on_batch(task) else CHUNK
         labels, losses = [], []
         for begin in range(0, len(rows), chunk):
             x, y = pool.take(rows[begin : begin + chunk])

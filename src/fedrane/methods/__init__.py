@@ -15,7 +15,9 @@ from typing import Any
 from fedrane import loading
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
+from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.feddyn import FedDyn
 from fedrane.methods.fedper import FedPer
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
@@ -48,7 +50,9 @@ METHODS: dict[str, Method] = {
     "local": Method(Local, "–"),
     "fedprox": Method(FedProx, "MLSys", 2020),
     "scaffold": Method(Scaffold, "ICML", 2020),
+    "feddyn": Method(FedDyn, "ICLR", 2021),
     "fedper": Method(FedPer, "arXiv", 2019),
+    "ditto": Method(Ditto, "ICML", 2021),
     "fedrane": Method(FedRANE, "ACM MM", 2023),
     "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),
     "fedrane-wo-gne": Method(FedRANE, "ACM MM", 2023, {"gne": False}),
@@ -61,11 +65,16 @@ def find(name: str) -> Method:
         return METHODS[name]
     if loading.is_reference(name):
         return Method(_load(name), "own")
-    installed = {entry.name: entry for entry in entry_points(group="fedrane.methods")}
-    if name in installed:
-        return Method(_checked(installed[name].load(), name), installed[name].value)
-    remedy = nearest(name, [*METHODS, *installed]) + ", or a file of yours: method=path.py:Class"
+    for entry in entry_points(group="fedrane.methods"):
+        if entry.name == name:
+            return Method(_load(entry.value), "own")
+    remedy = nearest(name, known()) + ", or a file of yours: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
+
+
+def known() -> list[str]:
+    """The names in the registry and those that installed packages add."""
+    return [*METHODS, *(entry.name for entry in entry_points(group="fedrane.methods") if entry.name not in METHODS)]
 
 
 def name_of(algorithm: Algorithm) -> str:
@@ -77,7 +86,9 @@ def name_of(algorithm: Algorithm) -> str:
         if entry.kind is kind and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
     ]
     if matches:
-        return max(matches)[1]
+        most = max(length for length, _ in matches)
+        best = [name for length, name in matches if length == most]
+        return best[0] if len(best) == 1 else min(matches)[1]  # both ablations at once are neither
     for entry in entry_points(group="fedrane.methods"):
         if entry.value == f"{kind.__module__}:{kind.__qualname__}":
             return entry.name

@@ -36,6 +36,6 @@ class FedProx(Algorithm):
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
-        sent = tree.pick(ctx.down.model.params, self.trains)
+        sent = self.exchanged(task, ctx.down.model.params)
         away = tree.sub({name: model.params[name] for name in sent}, sent)
         return loss + self.strength / 2 * tree.dot(away, away), outcome

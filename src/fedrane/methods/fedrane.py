@@ -6,23 +6,20 @@ Pearson matrix (Eq. 2-4), each is augmented to z̃ by attentive messages from it
 
     loss = prediction + λ_CD · CD(z, z̃)        (Eq. 7-9).
 
-At the server, global Nash equilibrium (GNE): with Δ_k = θ_k − θ and G = [Δ_1 … Δ_K],
-
-    θ ← θ + Gp,        GᵀG p = 1 / p            (Eq. 10-16).
+At the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, with G's columns θ_k − θ (Eq. 10-16).
 
 *Deviations*: the paper cannot be run as written; docs/paper.md has each reading, its reason, and how to get the other.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Outcome
-from fedrane.errors import check_choices, check_ranges
+from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import graph, nash, sphere
 from fedrane.ops.contrast import discrimination
 from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_entropy
@@ -61,7 +58,9 @@ class FedRANE(Algorithm):
         check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS, loss_on=("both", "augmented"))
         check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
         check_choices(self, power=nash.POWERS, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
-        check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, math.inf))
+        check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, 1e9))
+        if self.gne and self.scope == "head" and self.head == "orthonormal":
+            raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
         check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
 
     @property
@@ -97,12 +96,14 @@ class FedRANE(Algorithm):
         model, record = nash.negotiate(server.model, ups.model, cohort, terms)
         return server._replace(model=model), record
 
+    def depends_on_batch(self, task: Task) -> bool:
+        return super().depends_on_batch(task) or (self.lra and self.predict_on == "relational")
+
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
         net = task.answering(model, live)
         z = self._place(net.body(x))
-        if self.lra and self.predict_on == "relational":
-            z, _ = self._augment(net, z, live)
-        return self._scores(net, z)
+        relational = self.lra and self.predict_on == "relational"
+        return self._scores(net, self._augment(net, z, live)[0] if relational else z)
 
     def _place(self, z: Tensor) -> Tensor:
         return sphere.unit(z) if self.head == "orthonormal" else z

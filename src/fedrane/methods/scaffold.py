@@ -53,7 +53,7 @@ class Scaffold(Algorithm):
 
     def init(self, task: Task, roster: Roster) -> State:
         model = task.init()
-        return State(model, {"control": tree.zeros_like(tree.pick(model.params, self.trains))})
+        return State(model, {"control": tree.zeros_like(self.exchanged(task, model.params))})
 
     def join(self, task: Task, server: State, client: Client) -> State:
         own = super().join(task, server, client)
@@ -78,7 +78,7 @@ class Scaffold(Algorithm):
         if self.option == "II":
             return after
         origin = self.start(task, ctx)
-        here = tree.pick(origin.params, self.trains)
+        here = self.exchanged(task, origin.params)
 
         def loss(trained: Tensors) -> Tensor:
             return Algorithm.objective(self, task, ctx, Model({**origin.params, **trained}, work.model.stats), batch)[0]

@@ -92,8 +92,11 @@ def relations(
 
 def _solve(square: Tensor, penalty: Tensor, eye: Tensor, closed_form: str) -> Tensor:
     """B for a fixed Φ, with an exactly zero diagonal."""
-    factor, _ = torch.linalg.cholesky_ex(square + penalty)
-    inverse = torch.cholesky_inverse(factor)
+    whole = square + penalty
+    # As much as rounding may take away: keeps the factor real in float32 also where the penalty is tiny.
+    whole = whole + torch.finfo(whole.dtype).eps * whole.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
+    factor, _ = torch.linalg.cholesky_ex(whole)
+    inverse = torch.cholesky_solve(eye.expand_as(whole), factor)
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
         return -inverse / diagonal[..., None, :] * (1 - eye)

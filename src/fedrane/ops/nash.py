@@ -86,7 +86,7 @@ def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend
     made = bargain(gram, powers, solver)
     p, usual = made.weights, _without(ratio, made.excluded)
     if not made.moves:
-        weights = torch.zeros_like(p)
+        weights = (1 - blend) * usual
     else:
         inner = gram.double().clone()
         inner[list(made.excluded)] = 0
@@ -125,14 +125,19 @@ def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[
     powers = ratio * len(ratio) if terms.power == "samples" else None
     agreements: list[Agreement] = []
     params = dict(server.params)
+    broken = [k for k, whole in enumerate(tree.finite_rows(ups)) if not whole]
+    out = set(broken)
     for names, bargained in _groups(ups.params, terms.scope):
         part = {name: ups.params[name] for name in names}
-        made = agree(gram(params, part), ratio, powers, terms.length, terms.blend if bargained else 0.0, terms.solver)
-        params |= tree.move({name: params[name] for name in names}, part, made.weights)
-        agreements += [made] if bargained else []
-    out = sorted({k for made in agreements for k in made.bargain.excluded})
-    stats = tree.move(server.stats, ups.stats, _without(ratio, out))
-    return Model(params, stats), _record(agreements, cohort.index[out].tolist())
+        weights = _without(ratio, broken)
+        if bargained:
+            made = agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver)
+            agreements.append(made)
+            out |= set(made.bargain.excluded)
+            weights = made.weights
+        params |= tree.move({name: params[name] for name in names}, part, weights)
+    stats = tree.move(server.stats, ups.stats, _without(ratio, sorted(out)))
+    return Model(params, stats), _record(agreements, cohort.index[sorted(out)].tolist())
 
 
 def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
@@ -164,12 +169,17 @@ def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
         return lists[0] if len(lists) == 1 else lists
 
     bargains = [a.bargain for a in agreements]
+    ridge = max((b.ridge for b in bargains), default=0.0)
+    say = [f"clients {excluded} are left out of the bargain: their deviation is zero or not finite"] if excluded else []
+    say += [f"the clients conflict: a ridge of {ridge:g} was needed to agree"] if ridge else []
+    say += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
     return {
+        "say": say,
         "gne/p": each([b.weights for b in bargains]),
         "gne/weights": each([a.weights for a in agreements]),
         "gne/norms": each([a.norms for a in agreements]),
         "gne/residual": max((b.residual for b in bargains), default=0.0),
-        "gne/ridge": max((b.ridge for b in bargains), default=0.0),
+        "gne/ridge": ridge,
         "gne/iterations": sum(b.iterations for b in bargains),
         "gne/moves": all(b.moves for b in bargains),
         "gne/excluded": excluded,
@@ -216,6 +226,8 @@ def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, i
         if residual <= tolerance:
             break
         start = x / x.max()
+    if residual > tolerance and solve is _sequential:  # the sequence lost its way; its cross-check has not
+        return _with_ridge(matrix, w, _newton)
     return x, residual, spent, ridge
 
 
@@ -289,11 +301,18 @@ def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
     while t <= last:
         for _ in range(100):
             q = matrix @ p
+            if p.min() <= 0 or q.min() <= 0:
+                return p
             room, slope = np.log(p) + np.log(q) - np.log(w), np.diag(1 / p) + matrix / q[:, None]
+            if not room.min() > 0:  # not inside: nothing to go by
+                return p
             gradient = t * cost - slope.T @ (1 / room)
             bent = matrix / q[:, None]
             hessian = (slope.T / room**2) @ slope + np.diag(1 / (room * p**2)) + (bent.T / room) @ bent
-            move = np.linalg.solve(hessian, -gradient)
+            try:
+                move = np.linalg.solve(hessian, -gradient)
+            except np.linalg.LinAlgError:  # rounding has the better of it: as near as this gets
+                return p
             descent, length, before = float(gradient @ move), 1.0, value(p, t)
             while value(p + length * move, t) > before + 0.1 * length * descent and length > 1e-12:
                 length /= 2

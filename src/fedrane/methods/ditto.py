@@ -1,0 +1,72 @@
+"""Ditto: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+
+The global model w is FedAvg's. Beside it each client keeps a model v_k of its own, pulled towards the w it was sent,
+
+    v_k ← v_k − η (∇f_k(v_k) + λ (v_k − w)),
+
+by steps of its own, which nothing else sees. Client k answers with v_k.
+
+*Deviations*: v_k is trained on the same batches as w, ``personal_steps`` steps on each, by the experiment's optimiser.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.func import grad_and_value
+
+from fedrane import tree
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.errors import check_ranges
+from fedrane.task import Batch, Client, Context, Model, State, Task
+from fedrane.tree import Tensors
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """FedAvg, and beside it a personal model pulled towards the global one."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    strength: float = 1.0  # λ
+    personal_steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, strength=(0, 1e6), personal_steps=(1, 1000))
+        if self.strength == 0:
+            warnings.warn("Ditto with method.strength=0 is local training", stacklevel=3)
+
+    def join(self, task: Task, server: State, client: Client) -> State:
+        return State(server.model, {})
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        own = ctx.own.model
+        velocity = task.sgd.init(tree.pick(own.params, self.trains))
+        return super().begin(task, ctx)._replace(extra={"personal": own._asdict(), "velocity": velocity})
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        after = super().step(task, ctx, work, batch)
+        own, velocity = Model(**work.extra["personal"]), work.extra["velocity"]
+        for _ in range(self.personal_steps):
+            own, velocity = self._personal_step(task, ctx, own, velocity, batch)
+        return after._replace(extra={"personal": own._asdict(), "velocity": velocity})
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        return super().finish(task, ctx, work)._replace(own=State(Model(**work.extra["personal"]), {}))
+
+    def _personal_step(
+        self, task: Task, ctx: Context, own: Model, velocity: Tensors, batch: Batch
+    ) -> tuple[Model, Tensors]:
+        def loss(trained: Tensors) -> tuple[Tensor, Outcome]:
+            value, outcome = self.objective(task, ctx, Model({**own.params, **trained}, own.stats), batch)
+            sent = self.exchanged(task, ctx.down.model.params)
+            away = tree.sub({name: trained[name] for name in sent}, sent)
+            return value + self.strength / 2 * tree.dot(away, away), outcome
+
+        trained = tree.pick(own.params, self.trains)
+        slope, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
+        trained, velocity = task.sgd.update(trained, slope, velocity, ctx.client.rate)
+        return Model({**own.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), velocity

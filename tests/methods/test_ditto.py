@@ -1,0 +1,51 @@
+"""Ditto: personal models in closed form, and a global one that is FedAvg's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedrane
+from asserts import same_bytes
+from fedrane.engines.sequential import Sequential
+from fedrane.methods.ditto import Ditto
+from fedrane.methods.fedavg import FedAvg
+from problems import DOUBLE, Quadratics, quick
+
+
+@pytest.mark.parametrize("strength", [0.1, 1.0, 5.0])
+def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With w fixed and its steps run to convergence: (H + λI)⁻¹ (H a + λ w)."""
+    problem = Quadratics(monkeypatch)
+    method, fed = Ditto(strength, personal_steps=2), problem.federation
+    server = method.init(fed.task, fed.roster)
+    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.05, 800)
+    sent_down = problem.point(server.model.params)
+    for k in range(3):
+        matrix = problem.curvatures[k] + strength * torch.eye(4, dtype=DOUBLE)
+        expected = torch.linalg.solve(matrix, problem.curvatures[k] @ problem.centres[k] + strength * sent_down)
+        torch.testing.assert_close(problem.point(sent.owns[k].model.params), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_global_model_is_fedavgs() -> None:
+    """Bit for bit: nothing of the personal training is seen by it."""
+    settings = {"rounds": 4, "momentum": 0.5, "participation": 0.5, "clients": 6}
+    runs = [fedrane.run(quick(method=method, **settings)) for method in (Ditto(), FedAvg())]
+    same_bytes(runs[0].server, runs[1].server)
+    assert runs[0].history[-1]["bytes_up"] == runs[1].history[-1]["bytes_up"], "v_k never leaves"
+
+
+def test_personal_models_go_on_from_round_to_round() -> None:
+    """A client starts from the v_k it kept, not from the global model."""
+    result = fedrane.run(quick(method=Ditto(), rounds=2, lr=0.3))
+    more = fedrane.run(quick(method=Ditto(), rounds=6, lr=0.3))
+    assert more.history[-1]["personal/loss"] < result.history[-1]["personal/loss"]
+    x = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    assert not torch.equal(more.personal(0)(x), more.personal(1)(x))
+
+
+def test_without_its_pull_it_is_said_to_be_local_training() -> None:
+    with pytest.warns(UserWarning, match="local training"):
+        method = Ditto(strength=0.0)
+    alone, pulled = fedrane.run(quick(method="local", rounds=3)), fedrane.run(quick(method=method, rounds=3))
+    same_bytes(pulled.owns[1].model, alone.owns[1].model)

@@ -1,0 +1,69 @@
+"""FedDyn: its fixed point is the joint optimum; its duals sum up; the first round's minimiser in closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedrane
+from fedrane import tree
+from fedrane.engines.sequential import Sequential
+from fedrane.errors import ConfigError
+from fedrane.methods.feddyn import FedDyn
+from fedrane.task import State
+from problems import DOUBLE, Quadratics, quick
+
+
+def test_the_fixed_point_is_the_joint_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of (1/N) Σ f_i, under partial participation too; there each g_k is its client's gradient and h vanishes."""
+    problem = Quadratics(monkeypatch)
+    method, fed = FedDyn(strength=0.5), problem.federation
+    server, owns = method.init(fed.task, fed.roster), dict[int, State]()
+    for round in range(1, 401):
+        cohort = [0, 1, 2] if round % 3 else [round % 2, 2]
+        sent = Sequential(method, fed).train(server, owns, cohort, round, 0.1, 150)
+        server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+        owns |= sent.owns
+    pulls = (problem.curvatures @ problem.centres[..., None])[..., 0]
+    optimum = torch.linalg.solve(problem.curvatures.sum(0), pulls.sum(0))
+    found = problem.point(server.model.params)
+    torch.testing.assert_close(found, optimum, rtol=1e-5, atol=1e-6)
+    for k in range(3):
+        slope = problem.curvatures[k] @ (optimum - problem.centres[k])
+        torch.testing.assert_close(problem.point(owns[k].extra["dual"]), slope, rtol=1e-4, atol=1e-5)
+    assert float(problem.point(server.extra["dual"]).norm()) < 1e-5
+
+
+def test_the_clients_minimiser_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(H + αI)⁻¹ (H a + g + αθ): the sign of g, the square and its half all matter."""
+    problem = Quadratics(monkeypatch)
+    method, fed = FedDyn(strength=0.7), problem.federation
+    server, owns = method.init(fed.task, fed.roster), dict[int, State]()
+    for round in (1, 2, 3):
+        sent = Sequential(method, fed).train(server, owns, [0, 1, 2], round, 0.1, 800)
+        origin = problem.point(server.model.params)
+        for k in range(3):
+            dual = problem.point(owns[k].extra["dual"]) if owns else torch.zeros(4, dtype=DOUBLE)
+            matrix = problem.curvatures[k] + 0.7 * torch.eye(4, dtype=DOUBLE)
+            expected = torch.linalg.solve(matrix, problem.curvatures[k] @ problem.centres[k] + dual + 0.7 * origin)
+            found = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+            kept = problem.point(sent.owns[k].extra["dual"])
+            torch.testing.assert_close(kept, dual - 0.7 * (found - origin), rtol=1e-9, atol=1e-9)
+        server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+        owns |= sent.owns
+
+
+def test_duals_sum_to_the_servers_under_sampling_and_loss() -> None:
+    """Σ g_k / N = h over the whole population."""
+    e = quick(method=FedDyn(0.1), clients=8, rounds=6, participation=0.5, dropout=0.3, precision="float64")
+    result = fedrane.run(e)
+    for name, value in result.server.extra["dual"].items():
+        total = sum(own.extra["dual"][name] for own in result.owns.values())
+        torch.testing.assert_close(total / 8, value, rtol=1e-9, atol=1e-12)
+    assert float(tree.norm(result.server.extra["dual"])) > 1e-4
+
+
+def test_a_strength_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="strength"):
+        FedDyn(strength=0.0)
