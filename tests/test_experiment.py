@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedrane import Algorithm, Experiment, Partitioning, Schedule
 from fedrane.errors import ConfigError
-from fedrane.methods import METHODS, Method, name_of
+from fedrane.methods import METHODS, Method, known, name_of
 
 NUMBERS = st.floats(1e-6, 1e6, allow_nan=False)
 
@@ -159,3 +159,21 @@ def test_methods_from_a_file(tmp_path: Path) -> None:
 def test_methods_from_a_module() -> None:
     e = Experiment(method="fedrane.methods.local:Local")
     assert e.method_name == "local"
+
+
+def test_methods_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found through its entry point, listed, written down by its name; a broken one is one clear error."""
+    (tmp_path / "theirs.py").write_text(
+        "from fedrane import Algorithm\n\nclass Theirs(Algorithm):\n    '''Theirs.'''\n"
+    )
+    folder = tmp_path / "theirs-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[fedrane.methods]\ntheirs = theirs:Theirs\nbroken = nowhere:Nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    e = Experiment(method="theirs")
+    assert e.method_name == "theirs"
+    assert Experiment.from_dict(e.to_dict()) == e
+    assert {"theirs", "broken"} <= set(known())
+    with pytest.raises(ConfigError, match=r"cannot be loaded: ModuleNotFoundError"):
+        Experiment(method="broken")

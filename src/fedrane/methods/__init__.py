@@ -65,16 +65,19 @@ def find(name: str) -> Method:
         return METHODS[name]
     if loading.is_reference(name):
         return Method(_load(name), "own")
-    for entry in entry_points(group="fedrane.methods"):
-        if entry.name == name:
-            return Method(_load(entry.value), "own")
+    if name in _installed():
+        return Method(_load(_installed()[name]), "own")
     remedy = nearest(name, known()) + ", or a file of yours: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
 
 
 def known() -> list[str]:
     """The names in the registry and those that installed packages add."""
-    return [*METHODS, *(entry.name for entry in entry_points(group="fedrane.methods") if entry.name not in METHODS)]
+    return [*METHODS, *(name for name in _installed() if name not in METHODS)]
+
+
+def _installed() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group="fedrane.methods")}
 
 
 def name_of(algorithm: Algorithm) -> str:
@@ -89,10 +92,9 @@ def name_of(algorithm: Algorithm) -> str:
         most = max(length for length, _ in matches)
         best = [name for length, name in matches if length == most]
         return best[0] if len(best) == 1 else min(matches)[1]  # both ablations at once are neither
-    for entry in entry_points(group="fedrane.methods"):
-        if entry.value == f"{kind.__module__}:{kind.__qualname__}":
-            return entry.name
-    return _origin.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+    reference = f"{kind.__module__}:{kind.__qualname__}"
+    named = [name for name, value in _installed().items() if value == reference]
+    return named[0] if named else _origin.get(kind, reference)
 
 
 _origin: dict[type[Algorithm], str] = {}
@@ -107,11 +109,7 @@ def _load(name: str) -> type[Algorithm]:
 
 def _checked(kind: Any, name: str) -> type[Algorithm]:
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ConfigError(
-            f"{name} is not a method",
-            "a method is a frozen dataclass derived from fedrane.Algorithm",
-            "See CONTRIBUTING",
-        )
+        raise ConfigError(f"{name} is not a method", "it must derive from fedrane.Algorithm", "See CONTRIBUTING.md")
     if "__dataclass_fields__" not in vars(kind) and set(vars(kind).get("__annotations__", ())) - {"answers"}:
         raise ConfigError(
             f"{name} has annotated fields but is not a dataclass",
