@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work
+from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work, tree
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.comparison import compare
 from fedrane.conformance import blobs, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, Diverged
@@ -299,3 +300,25 @@ def test_a_folder_is_used_by_one_process(tmp_path: Path) -> None:
     fedrane.resume(tmp_path / "run")
     with pytest.raises(CheckpointError, match="already holds a run"):
         fedrane.run(quick(rounds=1), tmp_path / "run")
+
+
+class Breaks(Algorithm):
+    """No upload of it is finite."""
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=tree.scale(done.up, float("nan")))
+
+
+def test_one_methods_divergence_is_not_the_others(tmp_path: Path) -> None:
+    """A comparison goes on, says which diverged, and leaves its cells empty."""
+    experiments = {
+        "fedavg": quick(rounds=1),
+        "breaks": quick(method=Breaks(), rounds=1),
+        "local": quick(method="local"),
+    }
+    done = compare(experiments, [0], tmp_path / "all")
+    assert done is not None
+    assert set(done.diverged) == {"breaks"}
+    assert [len(done.runs[name]) for name in experiments] == [1, 0, 1]
+    assert "diverged" in (tmp_path / "all" / "table.md").read_text()
