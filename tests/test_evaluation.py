@@ -34,6 +34,9 @@ class Oracle:
         self.asked.append(len(rows))
         return Predicted(labels, np.full(len(rows), 0.5))
 
+    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+        return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
+
 
 def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object]:
     """Four clients; clients 0 and 3 are always right, 1 says class 0, 2 always errs."""

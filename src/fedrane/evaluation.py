@@ -67,7 +67,7 @@ def _by_client(
         cuts = np.cumsum([len(r) for r in rows])[:-1]
         parts = zip(np.split(answered.labels, cuts), np.split(answered.losses, cuts), strict=True)
         return [Predicted(labels, losses) for labels, losses in parts]
-    return [engine.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
+    return engine.predict_each(models, pool, rows)
 
 
 def _overall(whose: str, predicted: Predicted, y: NDArray[np.int64], classes: int) -> Metrics:

@@ -21,7 +21,7 @@ from fedrane.errors import ConfigError, nearest
 from fedrane.models.norms import check_policy
 from fedrane.sgd import Schedule
 
-PRECISIONS = ("float32", "float64")
+PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"
 """Stands for a dataset or a network that was handed over as an object and cannot be written down."""
 D = TypeVar("D")

@@ -57,9 +57,11 @@ class Pool:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(rows).to(self.y.device)
-        return self.normalise(self.x[index]), self.y[index]
+    def take(self, rows: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of those rows, whatever the shape in which they are named."""
+        index = torch.as_tensor(rows).to(self.y.device)
+        found = self.normalise(self.x[index.flatten()])
+        return found.reshape(*index.shape, *found.shape[1:]), self.y[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,24 +102,37 @@ class Federation:
         return plan.batches(self.seed, round, client, len(self.split.train[client]), self.batch, epochs)
 
     def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
-        steps = epochs * -(-len(self.split.train[index]) // self.batch)
-        return describe(self.task, index, self.labels, round, rate, steps)
+        return one_of(self.cohort([index], round, rate, epochs), 0)
+
+    def cohort(self, clients: list[int], round: int, rate: float, epochs: int) -> Client:
+        """These clients as they know themselves in a round, stacked."""
+        steps = [epochs * -(-len(self.split.train[k]) // self.batch) for k in clients]
+        return describe(self.task, clients, self.labels, round, rate, steps)
 
 
 def describe(
-    task: Task, index: int, labels: NDArray[np.int64], round: int, rate: float = 0.0, steps: int = 0
+    task: Task,
+    clients: list[int],
+    labels: NDArray[np.int64],
+    round: int,
+    rate: float = 0.0,
+    steps: list[int] | None = None,
 ) -> Client:
-    """Client ``index`` as it knows itself in a round; ``labels`` are the class counts of all clients."""
-
-    def whole(value: int) -> Tensor:
-        return torch.tensor(value, dtype=torch.int64, device=task.device)
-
+    """Clients as they know themselves in a round, stacked; ``labels`` are the class counts of all there are."""
+    numbers = np.stack([clients, labels[clients].sum(1), steps or [0] * len(clients), [round] * len(clients)])
+    index, size, many, when = torch.from_numpy(numbers).to(task.device)
     return Client(
-        index=whole(index),
-        size=whole(int(labels[index].sum())),
-        labels=torch.from_numpy(labels[index]).to(device=task.device, dtype=task.dtype),
-        steps=whole(steps),
-        round=whole(round),
-        rate=torch.tensor(rate, dtype=task.dtype, device=task.device),
+        index=index,
+        size=size,
+        labels=torch.from_numpy(labels[clients]).to(device=task.device, dtype=task.dtype),
+        steps=many,
+        round=when,
+        rate=torch.full((len(clients),), rate, dtype=task.dtype, device=task.device),
         population=len(labels),
     )
+
+
+def one_of(cohort: Client, place: int) -> Client:
+    """The client at that place of a stack of them."""
+    columns: dict[str, Any] = {k: v[place] if isinstance(v, Tensor) else v for k, v in cohort._asdict().items()}
+    return Client(**columns)

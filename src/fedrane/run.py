@@ -32,8 +32,6 @@ from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 class Callback:
     """What another logger hooks into; every method may stay as it is."""
@@ -132,7 +130,7 @@ def load(out: str | Path, *, model: Network = None) -> Models:
     """The models of a run folder, finished or not; needs no dataset."""
     folder = Folder(out)
     folder.require_run()
-    experiment = folder.read_config().replace(device="cpu")
+    experiment = folder.read_config().replace(device="cpu", precision="float32")
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
     checkpoint, problems = folder.newest()
@@ -170,10 +168,12 @@ def as_dataset(experiment: Experiment, given: Source) -> Dataset:
 
 def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool) -> Experiment:
     """The experiment with every ``auto`` replaced by what it came to."""
+    device = pick_device(experiment.device)
     changes: dict[str, Any] = {
         "dataset": PYTHON if own_data else _absolute(experiment.dataset, rows),
         "model": PYTHON if own_model else automatic_model(experiment.model, rows.shape),
-        "device": str(pick_device(experiment.device)),
+        "device": str(device),
+        "precision": automatic_precision(experiment.precision, device),
         "partition": experiment.partition.resolved(rows.client is not None),
     }
     return experiment.replace(**changes)
@@ -203,6 +203,13 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def automatic_precision(name: str, device: torch.device) -> str:
+    """bf16 with float32 parameters on a GPU that has it, where it costs no accuracy (docs/performance.md)."""
+    if name != "auto":
+        return name
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
 def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
     """How many clients there are is the experiment's to say, unless the data or a saved partition know."""
     how = experiment.partition
@@ -212,6 +219,8 @@ def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partitio
 
 def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
     body, head = _network(experiment, shape, classes, given)
+    short = experiment.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = short
     task = Task.build(
         body,
         head,
@@ -221,7 +230,8 @@ def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, give
         norm=experiment.norm,
         seed=experiment.seed,
         fresh=not isinstance(given, nn.Module),
-        dtype=DTYPES[experiment.precision],
+        dtype=torch.float64 if experiment.precision == "float64" else torch.float32,
+        compute=torch.bfloat16 if experiment.precision == "bf16" else None,
         device=torch.device(experiment.device),
     )
     return experiment.algorithm.prepare(task)
@@ -349,7 +359,7 @@ class _Loop:
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
         if not tree.finite(server) or not any(whole.values()):
             raise self._diverged(stage.round, [k for k in clients if not whole[k]])
-        for text in metrics.pop("say", ()):
+        for text in (*trained.say, *metrics.pop("say", ())):
             self.tell(f"round {stage.round}: {text}")
         self.server = tree.map(torch.Tensor.contiguous, server)  # as it comes back from a checkpoint
         for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):

@@ -36,7 +36,7 @@ class SGD:
         if self.momentum:
             velocity = {name: self.momentum * velocity[name] + grads[name] for name in params}
             grads = velocity
-        return {name: torch.sub(params[name], rate * grads[name]) for name in params}, velocity
+        return {name: torch.addcmul(params[name], grads[name], rate, value=-1) for name in params}, velocity
 
 
 @dataclass(frozen=True)

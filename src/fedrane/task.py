@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedrane.data.streams import key
 from fedrane.models.layers import Pass, within
 from fedrane.models.norms import convert, norm_names
+from fedrane.models.stacked import takes_wide_weights
 from fedrane.sgd import SGD
 from fedrane.tree import Tensors
 
@@ -91,6 +92,9 @@ class Task:
     fresh: bool = True
     """Draw the first parameters from the seed; otherwise the network starts from the weights it holds."""
     dtype: torch.dtype = torch.float32
+    """Of what is kept, sent, added up and answered with."""
+    compute: torch.dtype | None = None
+    """Of the body's arithmetic in training, where it is another."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
@@ -168,9 +172,17 @@ class Net:
             for key, value in tensors.items()
             if key.startswith(prefix)
         }
+        narrow = self._task.compute if self._now.train and name == "body" else None
+        if narrow:
+            norms, convolutions = self._task.norm_names, takes_wide_weights()
+            tensors = {
+                key: value if prefix + key in norms or (convolutions and value.dim() == 4) else value.to(narrow)
+                for key, value in tensors.items()
+            }
+            inputs = tuple(value.to(narrow) for value in inputs)
         with within(self._now):
             out: Tensor = functional_call(self._task.parts[name], tensors, inputs, strict=False)
-        return out
+        return out.to(self._task.dtype) if narrow else out
 
     def body(self, x: Tensor) -> Tensor:
         return self.part("body", x)

@@ -78,7 +78,8 @@ def nbytes(tree: Any) -> int:
 
 
 def finite(tree: Any) -> bool:
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
+    checks = [torch.isfinite(leaf).all() for leaf in leaves(tree) if leaf.is_floating_point()]
+    return not checks or bool(torch.stack(checks).all())
 
 
 def finite_rows(stacked: Any) -> list[bool]:
@@ -169,13 +170,17 @@ def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
 
 def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
     """The cosine between a step and each row's deviation from the base, accumulated in float64; 0 beside a zero."""
-    count = len(next(iter(rows.values()))) if rows else 0
-    dots, squares, length = [0.0] * count, [0.0] * count, 0.0
-    for name, stacked in rows.items():
-        direction = step[name].double().flatten()
-        length += float(direction @ direction)
-        for k in range(count):
-            deviation = (stacked[k] - base[name]).double().flatten()
-            dots[k] += float(deviation @ direction)
-            squares[k] += float(deviation @ deviation)
-    return [d / math.sqrt(s * length) if s * length > 0 else 0.0 for d, s in zip(dots, squares, strict=True)]
+    if not rows:
+        return []
+    parts = []
+    for stacked, origin, (name, piece) in blocks(base, rows):
+        direction = step[name].flatten()[piece].double()
+        deviations = (stacked - origin).double()
+        parts.append(
+            torch.stack(
+                [deviations @ direction, deviations.square().sum(1), direction.square().sum().expand(len(stacked))]
+            )
+        )
+    dots, squares, length = torch.stack(parts).sum(0).tolist()
+    pairs = zip(dots, squares, length, strict=True)
+    return [d / math.sqrt(s * n) if s * n > 0 else 0.0 for d, s, n in pairs]

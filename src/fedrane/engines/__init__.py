@@ -26,6 +26,8 @@ class Trained(NamedTuple):
     """Rows trained on, dead ones not counted."""
     bytes_down: int
     bytes_up: int
+    say: tuple[str, ...] = ()
+    """What the user should know."""
 
 
 class Predicted(NamedTuple):
@@ -42,6 +44,8 @@ class Engine(Protocol):
 
     def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted: ...
 
+    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]: ...
+
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     """The engine of that name; ``auto`` takes the fastest that suits the device."""
@@ -50,6 +54,17 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     return ENGINES[name](algorithm, federation)
 
 
-from fedrane.engines.sequential import Sequential  # noqa: E402 - it needs the types above
+from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the types above
+from fedrane.engines.stacked import Stacked  # noqa: E402
 
-ENGINES: dict[str, Callable[[Algorithm, Federation], Engine]] = {"auto": Sequential, "sequential": Sequential}
+
+def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
+    """Stacked on a GPU, and on a CPU where networks are small and dense (measured: docs/performance.md)."""
+    return (Stacked if federation.task.device.type == "cuda" else Sequential)(algorithm, federation)
+
+
+ENGINES: dict[str, Callable[[Algorithm, Federation], Engine]] = {
+    "auto": automatic,
+    "sequential": Sequential,
+    "stacked": Stacked,
+}

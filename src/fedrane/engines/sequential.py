@@ -38,7 +38,7 @@ class Sequential:
             ids.append(client)
             done.append(self.train_client(ctx, k, round, epochs))
             rows += epochs * len(self.federation.split.train[k])
-            down += tree.nbytes(self._arriving(ctx.down, first=k not in owns))
+            down += self.arriving(ctx.down, first=k not in owns)
         return Trained(
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(ids),
@@ -90,12 +90,15 @@ class Sequential:
             return Predicted(np.zeros(0, np.int64), np.zeros(0))
         return Predicted(torch.cat(labels).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
 
-    def _arriving(self, down: State, first: bool) -> State:
-        """What must really be sent: a frozen parameter goes to a client once."""
-        if first:
-            return down
-        trained = tree.pick(down.model.params, self.algorithm.trains)
-        return State(Model(trained, down.model.stats), down.extra)
+    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+        return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
+
+    def arriving(self, down: State, first: bool) -> int:
+        """The bytes that must really be sent: a frozen parameter goes to a client once."""
+        if not first:
+            trained = tree.pick(down.model.params, self.algorithm.trains)
+            down = State(Model(trained, down.model.stats), down.extra)
+        return tree.nbytes(down)
 
 
 def stack_clients(clients: list[Client]) -> Client:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.bodies import MODELS
+from fedrane.models.stacked import kernels_available
 
-__all__ = ["MODELS", "build", "split_head"]
+__all__ = ["MODELS", "build", "kernels_available", "split_head"]
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:

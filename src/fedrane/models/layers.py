@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedrane.models.stacked import normalise
+
 MASK32, MASK63 = 2**32 - 1, 2**63 - 1
 
 
@@ -77,23 +79,14 @@ class MaskedBatchNorm(nn.Module):
         return y
 
     def _live_rows(self, x: Tensor, now: Pass) -> Tensor:
-        column = (len(x),) + (1,) * (x.dim() - 1)
-        channel = (1, -1) + (1,) * (x.dim() - 2)
-        live = now.live.reshape(column).to(x.dtype)
-        others = [d for d in range(x.dim()) if d != 1]
-        count = live.sum() * (x.numel() // (len(x) * x.shape[1]))
-        safe = count.clamp(min=1)
-        mean = (x * live).sum(others) / safe
-        centred = (x - mean.reshape(channel)) * live
-        var = centred.square().sum(others) / safe
-        y = centred * torch.rsqrt(var + self.eps).reshape(channel)
-        if self.weight is not None and self.bias is not None:
-            y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
-        if self.tracked and self.running_mean is not None and self.running_var is not None:
-            unbiased = var * count / (count - 1).clamp(min=1)
-            some = (count > 0).to(x.dtype) * self.momentum
-            mean = self.running_mean + some * (mean - self.running_mean)
-            self._record(now, mean, self.running_var + some * (unbiased - self.running_var))
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = x.new_ones(self.channels, dtype=wide) if self.weight is None else self.weight
+        bias = x.new_zeros(self.channels, dtype=wide) if self.bias is None else self.bias
+        running = (self.running_mean, self.running_var) if self.tracked else (bias, weight)
+        old = torch.stack([value.detach() for value in running if value is not None])
+        y, new = normalise(x, now.live, weight, bias, old, self.eps, self.momentum)
+        if self.tracked:
+            self._record(now, new[0], new[1])
         return y
 
     def _record(self, now: Pass, mean: Tensor, var: Tensor) -> None:

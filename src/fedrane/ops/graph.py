@@ -14,6 +14,9 @@ Everything is batched over leading dimensions, has a fixed number of steps, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -70,6 +73,30 @@ def relations(
 
     A graph whose B changes by less than ``tolerance`` is left as it is from then on.
     """
+    with _all_digits():
+        return _relations(features, live, strength, alternations, closed_form, floor, tolerance)
+
+
+@contextmanager
+def _all_digits() -> Iterator[None]:
+    """A GPU's shortened products (TF32) would not do for inverses."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _relations(
+    features: Tensor,
+    live: Tensor,
+    strength: float,
+    alternations: int,
+    closed_form: str,
+    floor: float,
+    tolerance: float,
+) -> Relations:
     correlation = pearson(features, live)
     pairs = (live[..., :, None] & live[..., None, :]).to(correlation.dtype)
     eye = torch.eye(correlation.shape[-1], dtype=correlation.dtype, device=correlation.device)
@@ -81,7 +108,7 @@ def relations(
     for number in range(alternations):
         if number:
             penalty = (2 * strength) * inverse_root(weights @ weights.mT + floor * eye, live)
-        found = _solve(square, penalty, eye, closed_form) * pairs
+        found = _solve(square, penalty, eye, live, closed_form) * pairs
         moved = torch.linalg.matrix_norm(found - weights) / torch.linalg.matrix_norm(found).clamp(min=TINY)
         change = torch.where(settled, change, moved)
         weights = torch.where(settled[..., None, None], weights, found)
@@ -90,13 +117,13 @@ def relations(
     return Relations((size + size.mT) / 2, weights, change)
 
 
-def _solve(square: Tensor, penalty: Tensor, eye: Tensor, closed_form: str) -> Tensor:
+def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_form: str) -> Tensor:
     """B for a fixed Φ, with an exactly zero diagonal."""
     whole = square + penalty
-    # As much as rounding may take away: keeps the factor real in float32 also where the penalty is tiny.
+    # As much as rounding may take away: keeps the matrix positive in float32 also where the penalty is tiny.
     whole = whole + torch.finfo(whole.dtype).eps * whole.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
-    factor, _ = torch.linalg.cholesky_ex(whole)
-    inverse = torch.cholesky_solve(eye.expand_as(whole), factor)
+    root = inverse_root(whole, live, _LOWEST[whole.dtype])
+    inverse = root @ root.mT
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
         return -inverse / diagonal[..., None, :] * (1 - eye)
@@ -105,11 +132,13 @@ def _solve(square: Tensor, penalty: Tensor, eye: Tensor, closed_form: str) -> Te
     return -(spread + inverse * gamma[..., None, :]) * (1 - eye)
 
 
-def inverse_root(matrix: Tensor, live: Tensor) -> Tensor:
+def inverse_root(matrix: Tensor, live: Tensor, lowest: float = 2e-3) -> Tensor:
     """(…)^(-1/2) of a symmetric positive matrix by coupled Newton–Schulz iterations: products alone, no ``eigh``.
 
     Each iteration is scaled for the interval in which the roots of the eigenvalues still lie, which takes half as many
-    of them. Rows that are not live stand apart; they are given the largest eigenvalue, so that they cost none.
+    of them; ``lowest`` is the least of these, beside the root of the Frobenius norm. The default is enough for FLOOR
+    beside the graphs of batches of up to hundreds. Rows that are not live stand apart; they are given the largest
+    eigenvalue, so that they cost no iteration.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
     both = live[..., :, None] & live[..., None, :]
@@ -119,14 +148,19 @@ def inverse_root(matrix: Tensor, live: Tensor) -> Tensor:
     left = torch.where(both, matrix / scale, eye * (~live)[..., None]).reshape(-1, size, size)
     right = None
     eye = eye.reshape(-1, size, size)
-    for factor in _SCALES:
-        product = left if right is None else torch.bmm(right, left)
-        middle = 1.5 * factor * eye - 0.5 * factor**3 * product
-        left, right = torch.bmm(left, middle), middle if right is None else torch.bmm(middle, right)
+    for factor in _scales(lowest):
+        by = -0.5 * factor**3
+        if right is None:
+            middle = right = 1.5 * factor * eye + by * left
+        else:
+            middle = torch.baddbmm(eye, right, left, beta=1.5 * factor, alpha=by)
+            right = torch.bmm(middle, right)
+        left = torch.bmm(left, middle)
     return torch.reshape(eye if right is None else right, shape) * torch.rsqrt(scale)
 
 
-def _scales(lowest: float, until: float) -> tuple[float, ...]:
+@cache
+def _scales(lowest: float, until: float = 1 - 1e-7) -> tuple[float, ...]:
     """The factors by which Newton–Schulz is scaled while numbers in [lowest, 1] go to 1 (Chen and Chow 2014)."""
     factors = []
     while lowest < until:
@@ -135,8 +169,8 @@ def _scales(lowest: float, until: float) -> tuple[float, ...]:
     return (*factors, 1.0)
 
 
-_SCALES = _scales(lowest=2e-3, until=1 - 1e-7)
-"""Enough for eigenvalues down to 4e-6 of the Frobenius norm: FLOOR beside the graphs of batches of up to hundreds."""
+_LOWEST = {dtype: math.sqrt(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.float64)}
+"""The root of what is added to a matrix before it is inverted, for its trace."""
 
 
 def effective_rank(weights: Tensor) -> Tensor:
