@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from importlib.util import find_spec
 
-settings.register_profile("project", deadline=None, derandomize=True)
-settings.load_profile("project")
+if find_spec("hypothesis"):  # a GPU host may lack it: the tests for a GPU do without
+    from hypothesis import settings
+
+    settings.register_profile("project", deadline=None, derandomize=True)
+    settings.load_profile("project")
