@@ -83,8 +83,8 @@ class Algorithm:
         return State(task.init(), {})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        """What a client holds before its first round: the parts that are its own, as the server first had them."""
-        return State(self._part(task, server.model, shared=False), {})
+        """What a client holds before its first round: what it will keep, as the server has it."""
+        return State(self._keep(task, server.model), {})
 
     # ---- one round
 

@@ -48,11 +48,21 @@ class _Split(NamedTuple):
     shape: Any
 
     @classmethod
-    def of(cls, trees: list[Any]) -> _Split:
-        columns = list(zip(*(pytree.tree_leaves(t) for t in trees), strict=True))
-        same = tuple(all(leaf is column[0] for leaf in column) for column in columns)
+    def of(cls, contexts: list[Context]) -> _Split:
+        """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
+        trees = [(c.down, (c.own, _columns(c.client))) for c in contexts]
+        if len({str(pytree.tree_structure(t)) for t in trees}) > 1:
+            raise Cannot("its hooks join and finish give a client trees of different shapes to keep")
+        sent, columns = len(pytree.tree_leaves(trees[0][0])), list(zip(*map(pytree.tree_leaves, trees), strict=True))
+        same = tuple(i < sent and all(leaf is c[0] for leaf in c) for i, c in enumerate(columns))
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
         return cls(leaves, same, pytree.tree_structure(trees[0]))
+
+    @classmethod
+    def of_models(cls, models: list[Model]) -> _Split:
+        columns = list(zip(*(pytree.tree_leaves(m) for m in models), strict=True))
+        leaves = [torch.stack(c) for c in columns]
+        return cls(leaves, (False,) * len(leaves), pytree.tree_structure(models[0]))
 
     @property
     def dims(self) -> list[int | None]:
@@ -137,7 +147,7 @@ class Stacked:
 
     def _wave(self, contexts: list[Context], clients: list[int], steps: list[int], round: int, epochs: int) -> Done:
         """Train these clients, longest first."""
-        ctx = _Split.of([(c.down, c.own, _columns(c.client)) for c in contexts])
+        ctx = _Split.of(contexts)
         with could("begin"):
             work = self._stacked(self._begin, ctx, len(clients))
         if self._kind != ctx.kind() + _kind_of(work):
@@ -173,7 +183,8 @@ class Stacked:
         """One step of the first ``n``, written back to the buffers."""
         new = self._next(n)
         _copy(_rows(self._work, n), new)
-        self._position[:n] += 1
+        # A client that has finished stays at the last row, which is dead.
+        self._position[:n] = (self._position[:n] + 1).clamp(max=len(self._table.rows) - 1)
 
     def _next(self, n: int) -> list[Tensor]:
         position = self._position[:n]
@@ -280,7 +291,7 @@ class Stacked:
     def _weigh(self, contexts: list[Context]) -> int:
         """The memory that one client of a stack takes, tried with two."""
         torch.cuda.synchronize()
-        ctx = _Split.of([(c.down, c.own, _columns(c.client)) for c in contexts])
+        ctx = _Split.of(contexts)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         n = len(contexts)
@@ -311,7 +322,7 @@ class Stacked:
     # ---- the hooks, stacked
 
     def _context(self, leaves: list[Tensor]) -> Context:
-        down, own, columns = pytree.tree_unflatten(leaves, self._ctx_shape)
+        down, (own, columns) = pytree.tree_unflatten(leaves, self._ctx_shape)
         return Context(down, own, Client(**columns, population=self.federation.population))
 
     def _stacked(self, hook: Callable[..., Any], ctx: _Split, n: int) -> list[Tensor]:
@@ -372,7 +383,8 @@ class Stacked:
             for number in range(-(-len(r) // width) if width else 0):
                 piece = r[number * width : (number + 1) * width]
                 index[number, k, : len(piece)], live[number, k, : len(piece)] = piece, True
-        split = _Split.of(models)
+        with could("personal_model"):
+            split = _Split.of_models(models)
         labels, losses = [], []
 
         def answer(leaves: list[Tensor], x: Tensor, alive: Tensor) -> Tensor:
