@@ -65,7 +65,7 @@ class Experiment:
     seed: int = 0
     engine: str = "auto"
     device: str = "auto"
-    precision: str = "float32"
+    precision: str = "auto"
     eval_every: int = 1
     checkpoint_every: int = 1
     partition: Partitioning = field(default_factory=Partitioning)

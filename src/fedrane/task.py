@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedrane.data.streams import key
 from fedrane.models.layers import Pass, within
 from fedrane.models.norms import convert, norm_names
-from fedrane.models.stacked import takes_wide_weights
+from fedrane.models.stacked import as_products
 from fedrane.sgd import SGD
 from fedrane.tree import Tensors
 
@@ -174,7 +174,7 @@ class Net:
         }
         narrow = self._task.compute if self._now.train and name == "body" else None
         if narrow:
-            norms, convolutions = self._task.norm_names, takes_wide_weights()
+            norms, convolutions = self._task.norm_names, as_products()
             tensors = {
                 key: value if prefix + key in norms or (convolutions and value.dim() == 4) else value.to(narrow)
                 for key, value in tensors.items()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from asserts import close, untimed
-from fedrane import conformance
+import fedrane
+from asserts import close, same_bytes, untimed
+from fedrane import Experiment, conformance
+from fedrane.data.dataset import Dataset
+from fedrane.engines import stacked
 from fedrane.methods import METHODS
 from fedrane.run import Result
-
-MEASURES = ("accuracy", "loss", "bytes", "rows")
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:
@@ -32,3 +36,68 @@ def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str
     for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
         for key in a.keys() - {"gne/iterations"}:
             assert a[key] == pytest.approx(b[key], abs=1e-9), key
+
+
+class Images(nn.Module):
+    """Strides, borders, a 1 × 1 map, both pools, a shortcut, normalisation and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(2, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.second = nn.Sequential(nn.Conv2d(4, 5, 3, 2, 1, bias=False), nn.BatchNorm2d(5, affine=False), nn.ReLU())
+        self.third = nn.Sequential(nn.Conv2d(5, 5, 3, 1, 1), nn.GroupNorm(1, 5), nn.Conv2d(5, 5, 3, padding="same"))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        x = F.adaptive_avg_pool2d(x + self.third(x), 1).flatten(1)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+@pytest.mark.parametrize("norm", ["shared", "batch", "local", "group"])
+@pytest.mark.parametrize("side", [6, 12])
+def test_networks_of_convolutions(norm: str, side: int) -> None:
+    numbers = np.random.Generator(np.random.Philox(5))
+    y = np.arange(90) % 3
+    x = numbers.integers(0, 255, (90, 2, side, side)).astype(np.uint8)
+    rows = Dataset("noise", x[:70], y[:70], x[70:], y[70:], tuple("abc"), (0.5, 0.5), (0.25, 0.25))
+    settings: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 2, "batch": 8, "model_head": "head", "norm": norm}
+    settings |= {"precision": "float64", "device": "cpu", "weight_decay": 0.01}
+    runs = []
+    for engine in ("sequential", "stacked"):
+        experiment = Experiment(method="fedrane-wo-lra", engine=engine, **settings)
+        runs.append(fedrane.run(experiment, dataset=rows, model=lambda shape, classes: Images()))
+    close(conformance.states(runs[0]), conformance.states(runs[1]), 1e-12)
+    assert runs[0].history[-1]["personal/loss"] == pytest.approx(runs[1].history[-1]["personal/loss"], abs=1e-9)
+
+
+class Asks(fedrane.Algorithm):
+    """Asks the host in a hook, which nothing stacked can answer."""
+
+    def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss * (1 if float(loss.detach()) > 0 else 2), outcome
+
+
+def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_says_why() -> None:
+    with pytest.warns(UserWarning, match=r"Asks runs one client at a time: its hook step cannot be stacked"):
+        many = conformance.trained(Asks(), engine="stacked")
+    one = conformance.trained(Asks(), engine="sequential")
+    same_bytes(conformance.states(one), conformance.states(many))
+
+
+def test_a_mistake_in_a_hook_is_not_hidden() -> None:
+    class Wrong(fedrane.Algorithm):
+        def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+            raise KeyError("no such thing")
+
+    with pytest.warns(UserWarning, match="one client at a time"), pytest.raises(KeyError, match="no such thing"):
+        conformance.trained(Wrong(), engine="stacked")
+
+
+def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    monkeypatch.setattr(stacked, "MOST", 3)
+    waves = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    close(conformance.states(whole), conformance.states(waves), 1e-12)

@@ -170,8 +170,9 @@ class Stacked:
     def _advance(self, active: int, steps: int) -> None:
         """So many steps of the first clients of the stack."""
         if self.device.type != "cuda":
-            for _ in range(steps):
-                self._step(active)
+            with could("step"):
+                for _ in range(steps):
+                    self._step(active)
             return
         size = next(s for s in self._sizes if s >= active)
         if size not in self._graphs:

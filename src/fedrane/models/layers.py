@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedrane.models.stacked import normalise
+from fedrane.models.stacked import as_products, normalise
 
 MASK32, MASK63 = 2**32 - 1, 2**63 - 1
 
@@ -62,10 +62,18 @@ class MaskedBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         now = _current.get()
         if self.tracked and not (now.train if now else self.training):
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return self._answer(x)
         if now is None or now.full:
             return self._all_rows(x, now)
         return self._live_rows(x, now)
+
+    def _answer(self, x: Tensor) -> Tensor:
+        mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        if not as_products():
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
+        shift = (0 if self.bias is None else self.bias) - mean * scale
+        return (x.movedim(1, -1) * scale + shift).movedim(-1, 1)
 
     def _all_rows(self, x: Tensor, now: Pass | None) -> Tensor:
         if x.numel() == x.shape[1]:  # one value a channel: its own mean, so the output is the bias alone

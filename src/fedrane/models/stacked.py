@@ -274,8 +274,8 @@ class _Pool(Function):
 _active: ContextVar[bool] = ContextVar("as products", default=False)
 
 
-def takes_wide_weights() -> bool:
-    """Whether a convolution may be given a weight with more digits than its input."""
+def as_products() -> bool:
+    """Whether clients are stacked now; a convolution may then be given a weight with more digits than its input."""
     return _active.get()
 
 
@@ -298,12 +298,30 @@ class AsProducts(TorchFunctionMode):
             plain = _plain(*args, **(kwargs or {}))
             if plain:
                 return convolve(*plain)
-        if func in (F.max_pool2d, torch.max_pool2d):
+        if func is F.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)) and not kwargs:
+            return args[0].mean((-2, -1), keepdim=True)  # the library's own asks how its input lies, which a stack hides
+        if func is F.group_norm:
+            return _group_norm(*args, **(kwargs or {}))
+        if func in (F.max_pool2d, torch.max_pool2d) and not (kwargs or {}).get("return_indices"):
             window = _window(*args, **(kwargs or {}))
             if window:
                 x, *how = window
                 return _Pool.apply(x.permute(0, 2, 3, 1), *how)[0].permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+            return F.max_pool2d_with_indices(*args, **(kwargs or {}))[0]
         return func(*args, **(kwargs or {}))
+
+
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """The library's own asks how its input lies, too."""
+    wide = torch.promote_types(input.dtype, torch.float32)
+    groups = input.reshape(input.shape[0], num_groups, -1).to(wide)
+    var, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)
+    y = ((groups - mean) * torch.rsqrt(var + eps)).reshape(input.shape)
+    channel = (-1,) + (1,) * (input.dim() - 2)
+    y = y if weight is None else y * weight.reshape(channel)
+    return (y if bias is None else y + bias.reshape(channel)).to(input.dtype)
 
 
 def _plain(
