@@ -28,6 +28,7 @@ from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import Experiment, merge, read_toml
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
+from fedrane.profile import Profiler
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
 
 app = typer.Typer(
@@ -171,6 +172,10 @@ def run_command(
     data_root: DataRoot = "",
     as_json: Json = False,
     tensorboard: Board = False,
+    trace: Annotated[
+        bool,
+        typer.Option("--profile", help="Trace one round: trace.json, which opens in Perfetto, and its main parts."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment: a TOML file, key=value words, or both (words win).
@@ -184,7 +189,11 @@ def run_command(
     console = _console(as_json)
     board = folder / "tensorboard" if tensorboard else None
     with _Stop(console).listening() as stop, _watching(console, as_json, quiet, board) as watch:
-        result = run(experiment, folder, callbacks=watch, stop=stop)
+        profiler = Profiler(folder / "trace.json") if trace else None
+        result = run(experiment, folder, callbacks=[*watch, *([profiler] if profiler else [])], stop=stop)
+    if profiler and not as_json:
+        _show(console, display.profile_table(profiler))
+        _say(console, f"trace: {profiler.path} (open it at ui.perfetto.dev)")
     _conclude(console, result, as_json)
 
 

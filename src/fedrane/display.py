@@ -21,6 +21,7 @@ from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
 from fedrane.files import clear_errors
+from fedrane.profile import Profiler
 from fedrane.run import Callback, Result
 
 
@@ -163,6 +164,18 @@ class TensorBoard(Callback):
 
     def end(self, result: Result) -> None:
         self.writer.close()
+
+
+def profile_table(profiler: Profiler) -> Table:
+    """The parts of the traced round, then its operations, the dearest first."""
+    table = plain_table("part of the round", "seconds", "calls")
+    for number, parts in enumerate((profiler.phases, profiler.operations)):
+        if number:
+            table.add_section()
+        for part in parts:
+            name = part.name if len(part.name) <= 60 else part.name[:57] + "…"
+            table.add_row(escape(name), f"{part.seconds:.4f}", str(part.calls))
+    return table
 
 
 def count(number: int, word: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from fedrane import data, engines, loading, models, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
@@ -31,6 +32,9 @@ from fedrane.folder import FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
+
+PHASES = TRAIN, MERGE, EVALUATE, SAVE = ("train", "merge", "evaluate", "save a checkpoint")
+"""The parts of a round, by the names they have in a trace."""
 
 
 class Callback:
@@ -334,12 +338,15 @@ class _Loop:
         if answered:
             rate = e.lr * e.schedule.at(number, e.rounds)
             epochs = stage.algorithm.local_epochs(e.epochs)
-            trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
-            record |= self._merge(stage, trained)
+            with record_function(TRAIN):
+                trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
+            with record_function(MERGE):
+                record |= self._merge(stage, trained)
             rows = trained.rows
         seconds = time.perf_counter() - began
         if self._due(stage):
-            record |= evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, number)
+            with record_function(EVALUATE):
+                record |= evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, number)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
@@ -394,7 +401,8 @@ class _Loop:
             self.folder.append_metrics(record)
             last = stage.finale or stage.round == self.experiment.rounds
             if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self._stalled():
-                self.folder.save(Checkpoint(stage.round, self.server, self.owns))
+                with record_function(SAVE):
+                    self.folder.save(Checkpoint(stage.round, self.server, self.owns))
         for callback in self.callbacks:
             callback.round(record)
         return stop

@@ -299,7 +299,9 @@ class AsProducts(TorchFunctionMode):
             if plain:
                 return convolve(*plain)
         if func is F.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)) and not kwargs:
-            return args[0].mean((-2, -1), keepdim=True)  # the library's own asks how its input lies, which a stack hides
+            return args[0].mean(
+                (-2, -1), keepdim=True
+            )  # the library's own asks how its input lies, which a stack hides
         if func is F.group_norm:
             return _group_norm(*args, **(kwargs or {}))
         if func in (F.max_pool2d, torch.max_pool2d) and not (kwargs or {}).get("return_indices"):

@@ -1,0 +1,36 @@
+"""What the engines are measured on: the paper's two networks, on real data where there are any, else on noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrane import data
+from fedrane.data.dataset import Dataset
+from fedrane.data.partition import Partitioning
+from fedrane.experiment import Experiment
+
+SHAPES = {"fmnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}
+MODELS = {"fmnist": "convnet", "cifar10": "resnet18"}
+RATES = {"fedavg": 0.05, "fedrane": 0.3}
+
+
+def dataset(name: str, root: Path | None) -> Dataset:
+    """The real one, or noise of its shape: the time of a step does not depend on the pixels."""
+    if root is not None:
+        return data.load(name, root, 0)
+    shape, rows = SHAPES[name]
+    numbers = np.random.Generator(np.random.Philox(0))
+    y = numbers.integers(0, 10, rows + 10_000)
+    x = numbers.integers(0, 255, (rows + 10_000, *shape), dtype=np.uint8)
+    classes, middle = tuple("abcdefghij"), (0.5,) * shape[0]
+    return Dataset(f"noise like {name}", x[:rows], y[:rows], x[rows:], y[rows:], classes, middle, middle)
+
+
+def experiment(name: str, method: str, **changes: Any) -> Experiment:
+    """The setting of the measurements: 20 clients, α 0.5, batches of 128."""
+    settings: dict[str, Any] = {"clients": 20, "epochs": 5, "batch": 128, "lr": RATES.get(method, 0.05)}
+    settings |= {"method": method, "model": MODELS[name], "partition": Partitioning(alpha=0.5), "eval_every": 10_000}
+    return Experiment(**settings | changes)

@@ -1,0 +1,176 @@
+"""How fast a round is: a plain loop, the same with its data on the device, our sequential engine, and our fast one.
+
+(a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
+one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
+(c) and (d) are whole rounds of ``fedrane``, gathering and merging included, without evaluation. Rows are counted once
+each time they are trained on; rows that only fill a batch up are not. Ratios are taken within one run.
+
+    python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1]
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from _harness import arguments, save
+from _problems import MODELS, dataset, experiment
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedrane.data import partition as partitions
+from fedrane.data.dataset import Dataset
+from fedrane.models import build
+from fedrane.run import Callback, make_partition, resolve, run
+
+Row = dict[str, Any]
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
+
+
+def network(name: str, rows: Dataset, device: torch.device) -> nn.Module:
+    body, head = build(MODELS[name], rows.shape, len(rows.classes))
+    return nn.Sequential(body, head).to(device)
+
+
+def normalised(rows: Dataset) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (rows.mean, rows.std))
+    return (torch.from_numpy(rows.x).float() / 255 - mean) / std, torch.from_numpy(rows.y)
+
+
+def plain_round(model: nn.Module, batches: Batches, sizes: list[int], device: torch.device) -> None:
+    """What a library's FedAvg does in a round."""
+    start = copy.deepcopy(model.state_dict())
+    total = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in start.items()}
+    for k, size in enumerate(sizes):
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for x, y in batches(k):
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        for name, value in model.state_dict().items():
+            total[name] += value * (size / sum(sizes))
+    model.load_state_dict(total)
+
+
+def plain(name: str, rows: Dataset, device: torch.device, epochs: int, on_device: bool) -> Row:
+    e = resolve(experiment(name, "fedavg", device=str(device)), rows, True, False)
+    split = partitions.split(make_partition(e, rows), e.seed, e.partition.test, 0.0)
+    x, y = normalised(rows)
+    if on_device:
+        x, y = x.to(device), y.to(device)
+    model = network(name, rows, device)
+
+    def loader(k: int) -> Iterator[tuple[Tensor, Tensor]]:
+        own = TensorDataset(x[split.train[k]], y[split.train[k]])
+        for _ in range(epochs):
+            yield from DataLoader(own, e.batch, shuffle=True, pin_memory=device.type == "cuda")
+
+    def gathered(k: int) -> Iterator[tuple[Tensor, Tensor]]:
+        index = torch.from_numpy(split.train[k]).to(device)
+        for _ in range(epochs):
+            for piece in index[torch.randperm(len(index), device=device)].split(e.batch):
+                yield x[piece], y[piece]
+
+    sizes = [len(rows) for rows in split.train]
+    batches = gathered if on_device else loader
+    few = [next(batches(0))]
+    plain_round(model, lambda k: iter(few), sizes[:1], device)  # warm
+    _finish(device)
+    began = time.perf_counter()
+    plain_round(model, batches, sizes, device)
+    _finish(device)
+    seconds = time.perf_counter() - began
+    return {"samples_per_second": epochs * sum(sizes) / seconds, "seconds": seconds, "start": 0.0}
+
+
+class Watch(Callback):
+    def __init__(self) -> None:
+        self.rounds: list[Any] = []
+        self.said: list[str] = []
+
+    def round(self, record: Any) -> None:
+        self.rounds.append(record)
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def ours(name: str, rows: Dataset, device: torch.device, method: str, rounds: int, **changes: Any) -> Row:
+    """The median of rounds after the first, which compiles and captures."""
+    watch = Watch()
+    e = experiment(name, method, device=str(device), rounds=rounds + 1, **changes)
+    run(e, dataset=rows, callbacks=[watch])
+    later = watch.rounds[1:]
+    middle = sorted(later, key=lambda r: r["seconds"])[len(later) // 2]
+    start = watch.rounds[0]["seconds"] - middle["seconds"]
+    found = {"samples_per_second": middle["samples_per_second"], "seconds": middle["seconds"], "start": start}
+    return found | {"said": watch.said[:1], "loss": middle["train/loss"]}
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measured(work: Callable[[], Row], device: torch.device) -> Row:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    row = work()
+    if device.type == "cuda":
+        row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return row
+
+
+def cases(name: str, rows: Dataset, device: torch.device, slow: int, rounds: int) -> Iterator[tuple[str, str, Row]]:
+    def case(work: Callable[..., Row], *args: Any, **kwargs: Any) -> Row:
+        return measured(lambda: work(name, rows, device, *args, **kwargs), device)
+
+    yield "fedavg", "(a) plain loop, DataLoader", case(plain, slow, on_device=False)
+    yield "fedavg", "(b) plain loop, data on the device", case(plain, slow, on_device=True)
+    precisions = ("float32", "tf32", "bf16") if device.type == "cuda" else ("float32", "bf16")
+    for method in ("fedavg", "fedrane"):
+        yield (
+            method,
+            "(c) sequential, float32",
+            case(ours, method, 1, engine="sequential", precision="float32", epochs=slow),
+        )
+        for precision in precisions:
+            yield method, f"(d) auto, {precision}", case(ours, method, rounds, engine="auto", precision=precision)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data-root", type=Path, help="real data; without it, noise of their shape")
+    parser.add_argument("--datasets", default="fmnist,cifar10")
+    parser.add_argument("--slow-epochs", type=int, default=1, help="epochs of (a), (b) and (c); (d) makes 5")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    results: list[Row] = []
+    for name in options.datasets.split(","):
+        rows = dataset(name, options.data_root)
+        base = 0.0
+        for method, what, row in cases(name, rows, device, options.slow_epochs, options.rounds):
+            base = base or row["samples_per_second"]
+            row = {"dataset": rows.name, "model": MODELS[name], "method": method, "what": what, **row}
+            row["times_a"] = row["samples_per_second"] / base
+            results.append(row)
+            print(
+                f"{rows.name:8s} {MODELS[name]:9s} {method:8s} {what:36s} {row['samples_per_second']:11,.0f} samples/s "
+                f"{row['times_a']:6.2f} × (a)  start {row['start']:6.1f} s  peak {row.get('peak_gib', 0):5.1f} GiB",
+                flush=True,
+            )
+            save("engines", results, options.out)
+
+
+if __name__ == "__main__":
+    main()
