@@ -94,10 +94,10 @@ class Sequential:
         return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
 
     def arriving(self, down: State, first: bool) -> int:
-        """The bytes that must really be sent: a frozen parameter goes to a client once."""
+        """The bytes that must really be sent: a parameter that never changes at the server goes to a client once."""
         if not first:
-            trained = tree.pick(down.model.params, self.algorithm.trains)
-            down = State(Model(trained, down.model.stats), down.extra)
+            changed = tree.pick(down.model.params, self.algorithm.changes)
+            down = State(Model(changed, down.model.stats), down.extra)
         return tree.nbytes(down)
 
 
