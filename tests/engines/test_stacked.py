@@ -81,7 +81,7 @@ class Asks(fedrane.Algorithm):
 
 
 def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_says_why() -> None:
-    with pytest.warns(UserWarning, match=r"Asks runs one client at a time: its hook step cannot be stacked"):
+    with pytest.warns(UserWarning, match=r"Asks runs one client at a time.*: its hook step cannot be stacked"):
         many = conformance.trained(Asks(), engine="stacked")
     one = conformance.trained(Asks(), engine="sequential")
     same_bytes(conformance.states(one), conformance.states(many))
@@ -101,3 +101,17 @@ def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "MOST", 3)
     waves = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
     close(conformance.states(whole), conformance.states(waves), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cut"),
+    [([10] * 8, 0), ([100, 10, 10, 10], 1), ([7], 0), ([50, 50, 1, 1], 1)],
+)
+def test_the_longest_clients_go_beside_the_others_where_both_then_end_sooner(steps: list[int], cut: int) -> None:
+    found = stacked.best_cut(steps)
+
+    def end(at: int) -> float:
+        return max(stacked.FIXED * max(part, default=0) + sum(part) for part in (steps[:at], steps[at:]))
+
+    assert all(end(found) <= end(other) for other in range(len(steps) // 2 + 1))
+    assert (found > 0) == (cut > 0)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,10 @@ MOST = 64
 """Clients in a stack: more of them add little speed."""
 SHARE = 0.5
 """The part of the free memory that a stack may take."""
+FIXED = 12.0
+"""What a step of a stack costs whatever its clients, in steps of one client more; measured on an H200."""
+Plan = tuple[NDArray[Any], ...]
+"""A client's rows in each of its steps, which of them are live, and the keys of its noise."""
 
 
 class Cannot(Exception):  # noqa: N818 - a message, not a failure of the run
@@ -46,6 +51,7 @@ class _Split(NamedTuple):
     leaves: list[Tensor]
     same: tuple[bool, ...]
     shape: Any
+    clients: int
 
     @classmethod
     def of(cls, contexts: list[Context]) -> _Split:
@@ -56,13 +62,13 @@ class _Split(NamedTuple):
         sent, columns = len(pytree.tree_leaves(trees[0][0])), list(zip(*map(pytree.tree_leaves, trees), strict=True))
         same = tuple(i < sent and all(leaf is c[0] for leaf in c) for i, c in enumerate(columns))
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
-        return cls(leaves, same, pytree.tree_structure(trees[0]))
+        return cls(leaves, same, pytree.tree_structure(trees[0]), len(trees))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
         columns = list(zip(*(pytree.tree_leaves(m) for m in models), strict=True))
         leaves = [torch.stack(c) for c in columns]
-        return cls(leaves, (False,) * len(leaves), pytree.tree_structure(models[0]))
+        return cls(leaves, (False,) * len(leaves), pytree.tree_structure(models[0]), len(models))
 
     @property
     def dims(self) -> list[int | None]:
@@ -73,15 +79,175 @@ class _Split(NamedTuple):
 
     def kind(self) -> tuple[Any, ...]:
         """Two splits of one kind fit the same buffers."""
-        return (self.same, self.shape, *((leaf.shape, leaf.dtype) for leaf in self.leaves))
+        sizes = (
+            (leaf.shape if one else leaf.shape[1:], leaf.dtype)
+            for leaf, one in zip(self.leaves, self.same, strict=True)
+        )
+        return (self.same, str(self.shape), *sizes)
 
 
 class _Table(NamedTuple):
-    """The batches of a wave: for each step of each client the rows, which of them live, and the key of its noise."""
+    """Batches: for each step of each client the rows, which of them live, and the key of its noise."""
 
     rows: Tensor
     live: Tensor
     keys: Tensor
+
+    @classmethod
+    def empty(cls, steps: int, width: int, device: torch.device) -> _Table:
+        return cls(
+            torch.zeros(steps, width, dtype=torch.int64, device=device),
+            torch.zeros(steps, width, dtype=torch.bool, device=device),
+            torch.zeros(steps, dtype=torch.int64, device=device),
+        )
+
+
+class _Lane:
+    """One stack of clients with its buffers and graphs; on a GPU it has a stream of its own."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, slots: int) -> None:
+        self.algorithm, self.federation, self.slots = algorithm, federation, slots
+        self.device = federation.task.device
+        self.cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.sizes = sorted({-(-slots * part // 8) for part in (1, 2, 3, 4, 6, 8)} | {1})
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.kind: tuple[Any, ...] | None = None
+        self.ctx: _Split
+        self.work: list[Tensor] = []
+        self.work_shape: Any = None
+        self.table = _Table.empty(0, 0, self.device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=self.device)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        with torch.cuda.stream(self.stream) if self.cuda else nullcontext():
+            yield
+
+    def load(self, contexts: list[Context], plans: list[Plan]) -> None:
+        """Put these clients, longest first, at the start of their round."""
+        ctx = _Split.of(contexts)
+        with could("begin"):
+            work = self._begin(ctx)
+        kind = ctx.kind() + tuple((leaf.shape[1:], leaf.dtype) for leaf in work)
+        if self.kind != kind:
+            self.kind, self.graphs = kind, {}
+            self.ctx = ctx._replace(
+                leaves=[
+                    torch.empty_like(leaf) if one else _last(leaf.new_empty(self.slots, *leaf.shape[1:]))
+                    for leaf, one in zip(ctx.leaves, ctx.same, strict=True)
+                ]
+            )
+            self.work = [_last(leaf.new_zeros(self.slots, *leaf.shape[1:])) for leaf in work]
+        _copy(self.ctx.first(len(plans)), ctx.leaves)
+        _copy(self.first(len(plans)), work)
+        self._lay_table(plans)
+
+    def _lay_table(self, plans: list[Plan]) -> None:
+        columns = [np.concatenate(column) for column in zip(*plans, strict=True)]
+        steps, width = columns[0].shape
+        if steps >= len(self.table.rows):  # a longer table has another address, so the graphs go with the old one
+            self.graphs = {}
+            # Room for somewhat longer cohorts, and at the end a row that is dead: there a finished client stands.
+            self.table = _Table.empty(steps + steps // 4 + 1, width, self.device)
+        self.table.live[-1] = False
+        for to, values in zip(self.table, columns, strict=True):
+            to[: len(values)].copy_(torch.from_numpy(values))
+        self.position.fill_(len(self.table.rows) - 1)
+        starts = np.cumsum([0, *(len(plan[0]) for plan in plans)])[:-1]
+        self.position[: len(plans)].copy_(torch.from_numpy(starts))
+
+    def go(self, steps: list[int]) -> Iterator[float]:
+        """Step by step to the end of the round, each with what it costs; then :meth:`result` can be asked for."""
+        self.finished = [torch.empty_like(leaf) for leaf in self.first(len(steps))]
+        before = 0
+        for until in sorted(set(steps)):
+            now, left = sum(s > before for s in steps), sum(s > until for s in steps)
+            step = self._stepper(now)
+            for _ in range(until - before):
+                with self.busy(), could("step"):
+                    step()
+                yield FIXED + now
+            with self.busy():
+                _copy([f[left:now] for f in self.finished], [w[left:now] for w in self.work])
+            before = until
+
+    def first(self, n: int) -> list[Tensor]:
+        return [leaf[:n] for leaf in self.work]
+
+    def _stepper(self, active: int) -> Callable[[], None]:
+        """What makes one step of the first clients of the stack."""
+        if not self.cuda:
+            return lambda: self.step(active)
+        size = next(s for s in self.sizes if s >= active)
+        if size not in self.graphs:
+            with could("step"):
+                self.graphs[size] = self._capture(size)
+        return self.graphs[size].replay
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with self.busy():
+            self.after_step(size)  # compiles what is compiled on first use; nothing is written
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            self.step(size)
+        return graph
+
+    def step(self, n: int) -> None:
+        """One step of the first ``n``, written back to the buffers."""
+        _copy(self.first(n), self.after_step(n))
+        # A client that has finished stays at the last row, which is dead.
+        self.position[:n] = (self.position[:n] + 1).clamp(max=len(self.table.rows) - 1)
+
+    def after_step(self, n: int) -> list[Tensor]:
+        rows, live, keys = (column[self.position[:n]] for column in self.table)
+        x, y = self.federation.train.take(rows)
+
+        def step(
+            ctx: list[Tensor], work: list[Tensor], x: Tensor, y: Tensor, live: Tensor, key: Tensor
+        ) -> list[Tensor]:
+            now = pytree.tree_unflatten(work, self.work_shape)
+            after = self.algorithm.step(
+                self.federation.task, self._context(ctx, self.ctx.shape), now, Batch(x, y, live, key)
+            )
+            return pytree.tree_leaves(after)
+
+        with AsProducts():
+            found: list[Tensor] = vmap(step, in_dims=(self.ctx.dims, 0, 0, 0, 0, 0))(
+                self.ctx.first(n), self.first(n), x, y, live, keys
+            )
+        return found
+
+    def result(self, n: int) -> Done:
+        shapes: list[Any] = []
+
+        def finish(ctx: list[Tensor], work: list[Tensor]) -> list[Tensor]:
+            now = pytree.tree_unflatten(work, self.work_shape)
+            done = self.algorithm.finish(self.federation.task, self._context(ctx, self.ctx.shape), now)
+            shapes.append(pytree.tree_structure(done))
+            return pytree.tree_leaves(done)
+
+        with could("finish"):
+            found = vmap(finish, in_dims=(self.ctx.dims, 0))(self.ctx.first(n), self.finished)
+        self.finished = []
+        done: Done = pytree.tree_unflatten([leaf.contiguous() for leaf in found], shapes[0])
+        return done
+
+    def _begin(self, ctx: _Split) -> list[Tensor]:
+        def begin(leaves: list[Tensor], one: Tensor) -> list[Tensor]:
+            work = self.algorithm.begin(self.federation.task, self._context(leaves, ctx.shape))
+            self.work_shape = pytree.tree_structure(work)
+            return pytree.tree_leaves(work)
+
+        found = vmap(begin, in_dims=(ctx.dims, 0))(ctx.leaves, torch.zeros(ctx.clients, device=self.device))
+        return [_last(leaf) for leaf in found]
+
+    def _context(self, leaves: list[Tensor], shape: Any) -> Context:
+        down, (own, columns) = pytree.tree_unflatten(leaves, shape)
+        return Context(down, own, Client(**columns, population=self.federation.population))
 
 
 class Stacked:
@@ -90,10 +256,10 @@ class Stacked:
         self.device = federation.task.device
         self.one_by_one = Sequential(algorithm, federation)
         self.alone = False
-        self._slots: int | None = None
-        self._kind: tuple[Any, ...] | None = None
+        self._slots = 0
+        self._lanes: dict[int, _Lane] = {}
         self._said: list[str] = []
-        self._plans: dict[tuple[int, int, int], tuple[NDArray[Any], ...]] = {}
+        self._plans: dict[tuple[int, int, int], Plan] = {}
 
     # ---- training
 
@@ -104,251 +270,101 @@ class Stacked:
             try:
                 return self._train(server, owns, sorted(clients), round, rate, epochs)
             except Cannot as reason:
-                self.alone = True
-                self._forget()
-                warnings.warn(
-                    f"{type(self.algorithm).__name__} runs one client at a time: {reason}. It is slower; "
-                    "see docs/performance.md",
-                    stacklevel=2,
-                )
+                self.alone, self._lanes = True, {}
+                name = type(self.algorithm).__name__
+                warnings.warn(f"{name} runs one client at a time, which is slower: {reason}", stacklevel=2)
         return self.one_by_one.train(server, owns, clients, round, rate, epochs)
 
     def _train(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
         federation = self.federation
-        steps = {k: epochs * -(-len(federation.split.train[k]) // federation.batch) for k in clients}
-        order = sorted(clients, key=lambda k: (-steps[k], k))
         cohort = federation.cohort(clients, round, rate, epochs)
         place = {k: i for i, k in enumerate(clients)}
-        contexts = {}
-        for k in clients:
-            with could("send or join"):
-                contexts[k] = self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k]))
-        slots = self._slots or self._choose_slots([contexts[k] for k in order[:2]], len(clients))
-        waves, parts = [order[i : i + slots] for i in range(0, len(order), slots)], []
-        for wave in waves:
-            parts.append(self._wave([contexts[k] for k in wave], wave, [steps[k] for k in wave], round, epochs))
+        with could("send or join"):
+            contexts = {k: self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k])) for k in clients}
+        plans = {k: self._plan(k, round, epochs) for k in clients}
+        order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
+        self._slots = self._slots or self._choose_slots([contexts[k] for k in order[:2]], plans[order[0]], len(clients))
+        parts = []
+        for begin in range(0, len(order), self._slots):
+            wave = order[begin : begin + self._slots]
+            parts += self._wave([contexts[k] for k in wave], [plans[k] for k in wave])
+        if len(clients) == federation.population:  # while the device is still at work
+            self._plans = {(k, round + 1, epochs): self._plan(k, round + 1, epochs) for k in clients}
         done = _in_order(parts, [place[k] for k in order])
-        if len(clients) == federation.population:
-            self._look_ahead(clients, round + 1, epochs)  # while the device is still at work
-        first = [k for k in clients if k not in owns]
-        metrics = {name: values.tolist() for name, values in done.metrics.items()}
+        said, self._said = tuple(self._said), []
         return Trained(
             ups=done.up,
             cohort=cohort._replace(labels=None),
             owns={k: tree.row(done.own, place[k]) for k in clients},
-            metrics=metrics,
+            metrics={name: values.tolist() for name, values in done.metrics.items()},
             rows=epochs * sum(len(federation.split.train[k]) for k in clients),
-            bytes_down=sum(self.one_by_one.arriving(contexts[k].down, first=k in first) for k in clients),
+            bytes_down=sum(self.one_by_one.arriving(contexts[k].down, first=k not in owns) for k in clients),
             bytes_up=tree.nbytes(done.up),
-            say=tuple(self._drain()),
+            say=said,
         )
 
-    def _wave(self, contexts: list[Context], clients: list[int], steps: list[int], round: int, epochs: int) -> Done:
-        """Train these clients, longest first."""
-        ctx = _Split.of(contexts)
-        with could("begin"):
-            work = self._stacked(self._begin, ctx, len(clients))
-        if self._kind != ctx.kind() + _kind_of(work):
-            self._make_buffers(ctx, work)
-        n = len(clients)
-        _copy(self._ctx.first(n), ctx.first(n))
-        _copy(_rows(self._work, n), work)
-        self._lay_table(clients, round, epochs)
-        finished = [torch.empty_like(leaf) for leaf in work]
-        before, active = 0, n
-        for until in sorted(set(steps)):
-            now = sum(s > before for s in steps)
-            self._advance(now, until - before)
-            left = sum(s > until for s in steps)
-            _copy([f[left:now] for f in finished], [w[left:now] for w in _rows(self._work, active)])
-            before = until
-        with could("finish"):
-            return self._finished(ctx, finished, n)
+    def _wave(self, contexts: list[Context], plans: list[Plan]) -> list[Done]:
+        """Train these clients, longest first: the longest few beside the others, lest they end alone."""
+        steps = [len(plan[0]) for plan in plans]
+        cut = best_cut(steps) if self.device.type == "cuda" else 0
+        pieces = [piece for piece in (slice(0, cut), slice(cut, len(steps))) if steps[piece]]
+        lanes, runs = [], []
+        for number, piece in enumerate(pieces):
+            n = len(steps[piece])
+            lane = self._lanes.get(number)
+            if lane is None or lane.slots < n:
+                lane = self._lanes[number] = _Lane(
+                    self.algorithm, self.federation, n if len(pieces) > 1 else self._slots
+                )
+            if lane.stream is not None:
+                lane.stream.wait_stream(torch.cuda.current_stream())
+            with lane.busy():
+                lane.load(contexts[piece], plans[piece])
+            lanes.append(lane)
+            runs.append(lane.go(steps[piece]))
+        _together(runs)
+        done = []
+        for lane, piece in zip(lanes, pieces, strict=True):
+            if lane.stream is not None:
+                torch.cuda.current_stream().wait_stream(lane.stream)
+            done.append(lane.result(len(steps[piece])))
+        return done
 
-    def _advance(self, active: int, steps: int) -> None:
-        """So many steps of the first clients of the stack."""
-        if self.device.type != "cuda":
-            with could("step"):
-                for _ in range(steps):
-                    self._step(active)
-            return
-        size = next(s for s in self._sizes if s >= active)
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        for _ in range(steps):
-            self._graphs[size].replay()
-
-    def _step(self, n: int) -> None:
-        """One step of the first ``n``, written back to the buffers."""
-        new = self._next(n)
-        _copy(_rows(self._work, n), new)
-        # A client that has finished stays at the last row, which is dead.
-        self._position[:n] = (self._position[:n] + 1).clamp(max=len(self._table.rows) - 1)
-
-    def _next(self, n: int) -> list[Tensor]:
-        position = self._position[:n]
-        rows, live, keys = (column[position] for column in self._table)
-        x, y = self.federation.train.take(rows)
-        shape = self._work_shape
-
-        def step(ctx: list[Tensor], work: list[Tensor], batch: Batch) -> list[Tensor]:
-            now = pytree.tree_unflatten(work, shape)
-            after = self.algorithm.step(self.federation.task, self._context(ctx), now, batch)
-            return pytree.tree_leaves(after)
-
-        batch = Batch(x, y, live, keys)[:4]
-        with AsProducts():
-            found: list[Tensor] = vmap(
-                lambda ctx, work, *parts: step(ctx, work, Batch(*parts)), in_dims=(self._ctx.dims, 0, 0, 0, 0, 0)
-            )(self._ctx.first(n), _rows(self._work, n), *batch)
-        return found
-
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with could("step"):
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._next(size)  # compiles what is compiled on first use; nothing is written
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._step(size)
-        return graph
-
-    # ---- what is kept from round to round
-
-    def _make_buffers(self, ctx: _Split, work: list[Tensor]) -> None:
-        self._forget()
-        slots = self._slots or 1
-        self._kind = ctx.kind() + _kind_of(work)
-        self._ctx = ctx._replace(
-            leaves=[
-                torch.empty_like(leaf) if one else _last(leaf.new_empty(slots, *leaf.shape[1:]))
-                for leaf, one in zip(ctx.leaves, ctx.same, strict=True)
-            ]
-        )
-        self._work = [_last(leaf.new_zeros(slots, *leaf.shape[1:])) for leaf in work]
-        lengths = sorted((len(rows) for rows in self.federation.split.train), reverse=True)[:slots]
-        self._per_epoch = sum(-(-n // self.federation.batch) for n in lengths)
-        self._room = 0
-        self._position = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._sizes = sorted({-(-slots * part // 8) for part in (1, 2, 3, 4, 6, 8)} | {1})
-        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-
-    def _forget(self) -> None:
-        self._kind = None
-        self._graphs = {}
-        self._work = []
-
-    def _lay_table(self, clients: list[int], round: int, epochs: int) -> None:
-        plans = [self._plan(k, round, epochs) for k in clients]
-        rows, live, keys = (np.concatenate(column) for column in zip(*plans, strict=True))
-        if len(rows) > self._room:  # a longer table has another address, so the graphs go with the old one
-            self._graphs = {}
-            self._room = max(len(rows), epochs * self._per_epoch)
-            width, device = rows.shape[1], self.device
-            # One row more, all dead: where a client stands that has finished.
-            self._table = _Table(
-                torch.zeros(self._room + 1, width, dtype=torch.int64, device=device),
-                torch.zeros(self._room + 1, width, dtype=torch.bool, device=device),
-                torch.zeros(self._room + 1, dtype=torch.int64, device=device),
-            )
-        for to, values in zip(self._table, (rows, live, keys), strict=True):
-            to[: len(values)].copy_(torch.from_numpy(values))
-        starts = np.cumsum([0, *(len(p[0]) for p in plans)])[:-1]
-        self._position.fill_(0)
-        self._position[: len(clients)].copy_(torch.from_numpy(starts))
-
-    def _plan(self, client: int, round: int, epochs: int) -> tuple[NDArray[Any], ...]:
+    def _plan(self, client: int, round: int, epochs: int) -> Plan:
         known = self._plans.pop((client, round, epochs), None)
         if known is not None:
             return known
         rows, live, keys = self.federation.batches(round, client, epochs)
         return self.federation.split.train[client][rows], live, keys
 
-    def _look_ahead(self, clients: list[int], round: int, epochs: int) -> None:
-        self._plans = {(k, round, epochs): self._plan(k, round, epochs) for k in clients}
-
-    def _choose_slots(self, contexts: list[Context], clients: int) -> int:
+    def _choose_slots(self, contexts: list[Context], plan: Plan, clients: int) -> int:
         """As many clients in a stack as memory allows; said."""
-        self._slots = min(clients, MOST)
         if self.device.type != "cuda":
-            return self._slots
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        need = self._weigh(contexts)
-        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        self._slots = max(1, min(self._slots, int(SHARE * free / max(need, 1))))
+            return min(clients, MOST)
+        need = self._weigh(contexts, plan)
+        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        slots = max(1, min(clients, MOST, int(SHARE * (free + reserved) / max(need, 1))))
         gib = 2**30
         self._said.append(
-            f"{self._slots} clients side by side: one takes {need / gib:.2f} of {free / gib:.0f} GiB free "
+            f"{slots} clients side by side: one takes {need / gib:.2f} of {(free + reserved) / gib:.0f} GiB free "
             f"({total / gib:.0f} in all)"
         )
-        return self._slots
+        return slots
 
-    def _weigh(self, contexts: list[Context]) -> int:
+    def _weigh(self, contexts: list[Context], plan: Plan) -> int:
         """The memory that one client of a stack takes, tried with two."""
         torch.cuda.synchronize()
-        ctx = _Split.of(contexts)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        n = len(contexts)
-        with could("begin"):
-            work = self._stacked(self._begin, ctx, n)
-        slots, self._slots = self._slots, n
-        self._make_buffers(ctx, work)
-        _copy(self._ctx.leaves, ctx.leaves)
-        _copy(self._work, work)
-        width = self.federation.batch
-        self._table = _Table(
-            torch.zeros(1, width, dtype=torch.int64, device=self.device),
-            torch.ones(1, width, dtype=torch.bool, device=self.device),
-            torch.zeros(1, dtype=torch.int64, device=self.device),
-        )
+        lane = _Lane(self.algorithm, self.federation, len(contexts))
+        lane.load(contexts, [plan] * len(contexts))
         with could("step"):
-            self._next(n)
+            lane.after_step(len(contexts))
         torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated(self.device) - before
-        self._forget()
-        self._slots = slots
-        return peak // n
-
-    def _drain(self) -> list[str]:
-        said, self._said = self._said, []
-        return said
-
-    # ---- the hooks, stacked
-
-    def _context(self, leaves: list[Tensor]) -> Context:
-        down, (own, columns) = pytree.tree_unflatten(leaves, self._ctx_shape)
-        return Context(down, own, Client(**columns, population=self.federation.population))
-
-    def _stacked(self, hook: Callable[..., Any], ctx: _Split, n: int) -> list[Tensor]:
-        self._ctx_shape = ctx.shape
-        found: list[Tensor] = vmap(hook, in_dims=(ctx.dims, 0))(ctx.leaves, torch.zeros(n, device=self.device))
-        return [_last(leaf) for leaf in found]
-
-    def _begin(self, leaves: list[Tensor], one: Tensor) -> list[Tensor]:
-        work = self.algorithm.begin(self.federation.task, self._context(leaves))
-        self._work_shape = pytree.tree_structure(work)
-        return pytree.tree_leaves(work)
-
-    def _finished(self, ctx: _Split, work: list[Tensor], n: int) -> Done:
-        shapes: list[Any] = []
-
-        def finish(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
-            done = self.algorithm.finish(
-                self.federation.task, self._context(leaves), pytree.tree_unflatten(now, self._work_shape)
-            )
-            shapes.append(pytree.tree_structure(done))
-            return pytree.tree_leaves(done)
-
-        found = vmap(finish, in_dims=(ctx.dims, 0))(ctx.leaves, work)
-        done: Done = pytree.tree_unflatten([leaf.contiguous() for leaf in found], shapes[0])
-        return done
+        return (torch.cuda.max_memory_allocated(self.device) - before) // len(contexts)
 
     # ---- answers
 
@@ -413,22 +429,34 @@ def could(hook: str) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        raise Cannot(
-            f"its hook {hook} cannot be stacked ({type(error).__name__}: {lines[0] if lines else ''})"
-        ) from error
+        reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
+        raise Cannot(f"its hook {hook} cannot be stacked ({reason})") from error
 
 
 def _columns(client: Client) -> dict[str, Any]:
     return {name: value for name, value in client._asdict().items() if name != "population"}
 
 
-def _kind_of(work: list[Tensor]) -> tuple[Any, ...]:
-    return tuple((leaf.shape[1:], leaf.dtype) for leaf in work)
+def best_cut(steps: list[int]) -> int:
+    """How many of the longest clients go beside the others in a lane of their own, so that both end soonest."""
+
+    def cost(steps: list[int]) -> float:
+        return FIXED * max(steps, default=0) + sum(steps)
+
+    ends = [max(cost(steps[:cut]), cost(steps[cut:])) for cut in range(len(steps) // 2 + 1)]
+    return ends.index(min(ends))
 
 
-def _rows(leaves: list[Tensor], n: int) -> list[Tensor]:
-    return [leaf[:n] for leaf in leaves]
+def _together(runs: list[Iterator[float]]) -> None:
+    """Go on with whichever run is behind, so that the device always has both to do."""
+    spent = dict.fromkeys(range(len(runs)), 0.0)
+    while spent:
+        behind = min(spent, key=lambda number: spent[number])
+        cost = next(runs[behind], None)
+        if cost is None:
+            del spent[behind]
+        else:
+            spent[behind] += cost
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
