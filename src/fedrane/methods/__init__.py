@@ -15,13 +15,16 @@ from typing import Any
 from fedrane import loading
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
+from fedrane.methods.apple import APPLE
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.feddyn import FedDyn
+from fedrane.methods.fedmtl import FedMTL
 from fedrane.methods.fedper import FedPer
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.local import Local
+from fedrane.methods.pfedme import PFedMe
 from fedrane.methods.scaffold import Scaffold
 
 
@@ -51,8 +54,11 @@ METHODS: dict[str, Method] = {
     "fedprox": Method(FedProx, "MLSys", 2020),
     "scaffold": Method(Scaffold, "ICML", 2020),
     "feddyn": Method(FedDyn, "ICLR", 2021),
+    "fedmtl": Method(FedMTL, "NeurIPS", 2017),
     "fedper": Method(FedPer, "arXiv", 2019),
+    "pfedme": Method(PFedMe, "NeurIPS", 2020),
     "ditto": Method(Ditto, "ICML", 2021),
+    "apple": Method(APPLE, "IJCAI", 2022),
     "fedrane": Method(FedRANE, "ACM MM", 2023),
     "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),
     "fedrane-wo-gne": Method(FedRANE, "ACM MM", 2023, {"gne": False}),
