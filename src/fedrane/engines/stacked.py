@@ -281,15 +281,20 @@ class Stacked:
         federation = self.federation
         cohort = federation.cohort(clients, round, rate, epochs)
         place = {k: i for i, k in enumerate(clients)}
-        with could("send or join"):
-            contexts = {k: self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k])) for k in clients}
+
+        def contexts(clients: list[int]) -> list[Context]:
+            with could("send or join"):
+                return [self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k])) for k in clients]
+
         plans = {k: self._plan(k, round, epochs) for k in clients}
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
-        self._slots = self._slots or self._choose_slots([contexts[k] for k in order[:2]], plans[order[0]], len(clients))
-        parts = []
+        self._slots = self._slots or self._choose_slots(lambda: contexts(order[:2]), plans[order[0]], len(clients))
+        parts, down = [], 0
         for begin in range(0, len(order), self._slots):
             wave = order[begin : begin + self._slots]
-            parts += self._wave([contexts[k] for k in wave], [plans[k] for k in wave])
+            there = contexts(wave)  # not of all clients at once: some methods send much to each
+            down += sum(self.one_by_one.arriving(c.down, first=k not in owns) for k, c in zip(wave, there, strict=True))
+            parts += self._wave(there, [plans[k] for k in wave])
         if len(clients) == federation.population:  # while the device is still at work
             self._plans = {(k, round + 1, epochs): self._plan(k, round + 1, epochs) for k in clients}
         done = _in_order(parts, [place[k] for k in order])
@@ -300,7 +305,7 @@ class Stacked:
             owns={k: tree.row(done.own, place[k]) for k in clients},
             metrics={name: values.tolist() for name, values in done.metrics.items()},
             rows=epochs * sum(len(federation.split.train[k]) for k in clients),
-            bytes_down=sum(self.one_by_one.arriving(contexts[k].down, first=k not in owns) for k in clients),
+            bytes_down=down,
             bytes_up=tree.nbytes(done.up),
             say=said,
         )
@@ -339,7 +344,7 @@ class Stacked:
         rows, live, keys = self.federation.batches(round, client, epochs)
         return self.federation.split.train[client][rows], live, keys
 
-    def _choose_slots(self, contexts: list[Context], plan: Plan, clients: int) -> int:
+    def _choose_slots(self, contexts: Callable[[], list[Context]], plan: Plan, clients: int) -> int:
         """As many clients in a stack as memory allows; said."""
         if self.device.type != "cuda":
             return min(clients, MOST)
@@ -354,17 +359,18 @@ class Stacked:
         )
         return slots
 
-    def _weigh(self, contexts: list[Context], plan: Plan) -> int:
+    def _weigh(self, contexts: Callable[[], list[Context]], plan: Plan) -> int:
         """The memory that one client of a stack takes, tried with two."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        lane = _Lane(self.algorithm, self.federation, len(contexts))
-        lane.load(contexts, [plan] * len(contexts))
+        two = contexts()
+        lane = _Lane(self.algorithm, self.federation, len(two))
+        lane.load(two, [plan] * len(two))
         with could("step"):
-            lane.after_step(len(contexts))
+            lane.after_step(len(two))
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated(self.device) - before) // len(contexts)
+        return (torch.cuda.max_memory_allocated(self.device) - before) // len(two)
 
     # ---- answers
 
