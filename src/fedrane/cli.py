@@ -383,13 +383,13 @@ def methods_command(
     chosen = {name: methods.find(name)} if name else {key: methods.find(key) for key in methods.known()}
     if as_json:
         for key, entry in chosen.items():
-            facts = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
-            _write_line(json.dumps({**facts, "answers": entry.kind.answers, "fields": entry.fields}) + "\n")
+            facts: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
+            facts |= {"category": entry.category, "answers": entry.kind.answers, "fields": entry.fields}
+            _write_line(json.dumps(facts) + "\n")
         return
     table = plain_table("method", "published", "answers", "what it is")
     for key, entry in chosen.items():
-        published = f"{entry.venue} {entry.year or ''}".strip()
-        table.add_row(key, published, ", ".join(entry.kind.answers), entry.summary)
+        table.add_row(key, f"{entry.venue} {entry.year or ''}".strip(), entry.category, entry.summary)
     console = _console(False)
     console.print(table)
     if not name:

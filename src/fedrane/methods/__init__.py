@@ -47,6 +47,11 @@ class Method:
         return {f.name: getattr(self.kind(**self.preset), f.name) for f in fields(self.kind)}
 
     @property
+    def category(self) -> str:
+        """``global``, ``personal`` or ``both``: which models it is there for."""
+        return "both" if len(self.kind.answers) > 1 else self.kind.answers[0]
+
+    @property
     def summary(self) -> str:
         preset = ", ".join(f"{key}={value}" for key, value in self.preset.items())
         return (self.kind.__doc__ or "").strip().splitlines()[0] + (f" With {preset}." if preset else "")

@@ -35,12 +35,11 @@ class FedDyn(Algorithm):
         check_ranges(self, strength=(1e-6, 1e6))
 
     def init(self, task: Task, roster: Roster) -> State:
-        model = task.init()
-        return State(model, {"dual": tree.zeros_like(self.exchanged(task, model.params))})
+        start = super().init(task, roster)
+        return start._replace(extra={"dual": tree.zeros_like(self.exchanged(task, start.model.params))})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        own = super().join(task, server, client)
-        return own._replace(extra={"dual": tree.zeros_like(server.extra["dual"])})
+        return super().join(task, server, client)._replace(extra=tree.zeros_like(server.extra))
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)

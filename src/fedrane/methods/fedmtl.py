@@ -38,17 +38,17 @@ from fedrane.tree import Tensors
 class FedMTL(Algorithm):
     """A model for each client, and a learnt covariance of the clients that pulls related ones together."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
-
     strength: float = 0.03  # λ
     floor: float = 0.1
+    """Times 1/N, the least eigenvalue of Ω."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), floor=(1e-6, 1))
-        if self.strength == 0:
-            warnings.warn("FedMTL with method.strength=0 is local training", stacklevel=3)
-        if self.floor == 1:
-            warnings.warn("FedMTL with method.floor=1 learns no relation: Ω stays I/N", stacklevel=3)
+        said = {"strength=0 is local training": self.strength == 0, "floor=1 leaves Ω at I/N": self.floor == 1}
+        for text in (text for text, holds in said.items() if holds):
+            warnings.warn(f"FedMTL with method.{text}", stacklevel=3)
 
     def init(self, task: Task, roster: Roster) -> State:
         model, population = task.init(), len(roster.sizes)
