@@ -361,9 +361,11 @@ class _Loop:
             "bytes_up": trained.bytes_up,
         }
         record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
-        if GLOBAL in stage.algorithm.answers_on(self.task) and trained.ups.model.params:
-            step = tree.sub({name: server.model.params[name] for name in trained.ups.model.params}, before)
-            record["cosine"] = tree.cosines(step, before, trained.ups.model.params)
+        ups = tree.pick(trained.ups.model.params, before.__contains__)
+        step = {name: server.model.params[name] - before[name] for name in ups}
+        # A method without a global model may still move what it shares; one that only collects uploads has no step.
+        if step and (GLOBAL in stage.algorithm.answers_on(self.task) or any(bool(part.any()) for part in step.values())):
+            record["cosine"] = tree.cosines(step, before, ups)
         return record
 
     def _diverged(self, number: int, bad: list[int]) -> Diverged:
