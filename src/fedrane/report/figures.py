@@ -64,7 +64,7 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
         for name, figure in _figures(lines, embedded):
             for suffix in SUFFIXES:
                 written.append(folder / f"{name}{suffix}")
-                figure.savefig(written[-1], metadata={"Date": None} if suffix == ".svg" else None)
+                partition_plot.save(figure, written[-1])
     return written
 
 

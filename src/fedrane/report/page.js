@@ -45,10 +45,13 @@
   const button = document.getElementById("theme");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : wishes.matches);
 
+  function label() {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-pressed", String(isDark()));
+  }
+
   function repaint() {
-    const dark = isDark();
-    button.textContent = dark ? "Light" : "Dark";
-    button.setAttribute("aria-pressed", String(dark));
+    label();
     const now = template();
     return Promise.all(Array.from(drawn(), (plot) => Plotly.relayout(plot, { template: now })));
   }
@@ -73,7 +76,9 @@
   // ---- plots
 
   async function draw() {
+    label();
     const now = template();
+    const begun = isDark();
     const touch = !matchMedia("(hover: hover)").matches; // a finger scrolls the page: it must not zoom a plot instead
     const config = {
       responsive: true, displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover",
@@ -85,7 +90,7 @@
       await Plotly.newPlot(id, plot.data, layout, config);
       await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
     }
-    await repaint(); // the theme may have changed since
+    if (isDark() !== begun) await repaint();
     root.dataset.ready = "true";
   }
 

@@ -221,7 +221,7 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
         "groups": [{"name": name, "span": sum(group == name for group, _, _ in columns)} for name in groups],
         "columns": [name for _, name, _ in columns],
         "rows": [
-            {"name": line.name, "colour": colour(k), "cells": [cells[k] for _, _, cells in columns]}
+            {"name": line.name, "line": k, "cells": [cells[k] for _, _, cells in columns]}
             for k, line in enumerate(lines)
         ],
     }
@@ -344,7 +344,7 @@ def _spent(line: Line, cost: measures.Reached) -> dict[str, Any]:
         _cell(cost.down, size(cost.down) if cost.runs else ""),
         _cell(cost.runs / len(line.runs), f"{cost.runs} of {len(line.runs)}"),
     ]
-    return {"name": line.name, "colour": colour(cost.line), "cells": cells}
+    return {"name": line.name, "line": cost.line, "cells": cells}
 
 
 def _cosines(lines: Sequence[Line]) -> Section | Absent:

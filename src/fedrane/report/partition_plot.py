@@ -59,7 +59,12 @@ def draw_counts(
     bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MOST_NAMED else 1.0, color=_GREY)
     (_bubbles if bubbles else _shades)(figure, cells, scale, counts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Without the time of day, so that the same numbers give the same file."""
+    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str], cell: float) -> None:
