@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=15
+DEMO_METHODS := fedavg,local,fedrane
+DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
 # The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
 # on two that must share their cores with anything else.
@@ -15,10 +16,11 @@ demo test: export OMP_NUM_THREADS := 1
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## Compare FedAvg with local training on a dataset that is built in (half a minute)
+demo: $(READY) ## Compare three methods on a dataset that is built in, and draw what came out (about a minute)
 	@rm -rf runs/demo
-	$(BIN)/fedrane compare --methods fedavg,local $(DEMO) --out runs/demo
+	$(BIN)/fedrane compare --methods $(DEMO_METHODS) $(DEMO) --out runs/demo
 	@echo "table: runs/demo/table.md; settings, metrics and checkpoints: runs/demo/METHOD/seed-0"
+	@echo "open this page in a browser: $(CURDIR)/runs/demo/report.html"
 
 check: $(READY) ## Format, lint and types
 	$(BIN)/ruff format --check .
@@ -45,5 +47,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report]'
 	@touch $@

@@ -58,7 +58,14 @@ def test_personal_models_in_hand(tmp_path: Path) -> None:
     x = torch.from_numpy(data.x[rows])
     assert torch.equal(saved.personal(2)(x), result.personal(2)(x))
     assert result.history[-1]["bytes_up"] == 0, "nothing travels"
-    assert "cosine" not in result.history[-1], "no global model, no global step"
+    assert "cosine" not in result.history[-1], "nothing is shared, so the server makes no step"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrane", "fedper", "ditto"])
+def test_the_step_of_whatever_is_shared_has_its_cosines(method: str) -> None:
+    """Also of a method without a global model; the average of one client is that client's own way."""
+    alone = fedrane.run(quick(method=method, clients=1, rounds=1)).history[0]
+    assert alone["cosine"] == pytest.approx([1.0])
 
 
 def test_cohorts_and_dropouts_are_the_plans() -> None:

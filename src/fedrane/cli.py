@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from fedrane import comparison, conformance, display, methods
+from fedrane import comparison, conformance, display, methods, report
 from fedrane._version import __version__
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
@@ -225,11 +225,12 @@ def compare_command(
     names: Annotated[str, typer.Option("--methods", help="Names with commas between them.")] = "fedavg,local",
     out: Annotated[Path, typer.Option("--out", help="A folder for all runs.")] = Path("runs/compare"),
     seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, from the experiment's seed on.")] = 1,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")] = True,
     data_root: DataRoot = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same partition and seeds, and print one table.
+    """Run several methods on the same partition and seeds, print one table, and write a page with plots.
 
     A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1.
     """
@@ -248,13 +249,60 @@ def compare_command(
     if done is None:
         _say(console, f"stopped; the same command goes on from here ({out})")
         raise typer.Exit(INTERRUPTED)
-    if as_json:
-        _write_line(json.dumps({"event": "comparison", "runs": done.runs, "diverged": done.diverged}) + "\n")
-    else:
+    if not as_json:
         _show(console, done.table())
         _say(console, f"results: {out}")
+    folders = [comparison.run_folder(out, name, seed) for name in experiments for seed in range(first, first + seeds)]
+    written = _page(console, folders, out / "report.html", data_root, quiet or as_json) if page else None
+    if as_json:
+        told = {"runs": done.runs, "diverged": done.diverged, "report": str(written) if written else None}
+        _write_line(json.dumps({"event": "comparison", **told}) + "\n")
     if done.diverged:
         raise typer.Exit(1)
+
+
+def _page(console: Console, folders: Sequence[Folder], out: Path, data_root: str, quiet: bool) -> Path | None:
+    """The report on a comparison; that it cannot be made must not make the comparison fail."""
+    runs = [folder.path for folder in folders if folder.holds_run()]
+    tell = (lambda text: None) if quiet else (lambda text: _say(console, text))
+    try:
+        written = report.write(runs, out, data_root=data_root, tell=tell)
+    except FedraneError as error:
+        _say(console, f"no page was written: {error}")
+        return None
+    _say(console, f"page: {written}")
+    return written
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write every picture as PNG and SVG into this folder.")
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="What the page is called.")] = "",
+    target: Annotated[
+        float | None, typer.Option("--target", help="The accuracy, 0 … 1, whose cost is shown first.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", help="Test rows in the t-SNE of features; 0 leaves it out.")
+    ] = report.SAMPLES,
+    data_root: DataRoot = "",
+    quiet: Quiet = False,
+) -> None:
+    """Write one HTML page on finished or unfinished runs: curves, clients, cosines, features, cost, settings.
+
+    It needs no network, and nothing but a browser. Runs that differ in their seed alone are put together.
+    """
+    console = _console(False)
+    tell = (lambda text: None) if quiet else (lambda text: _say(console, text))
+    written = report.write(
+        runs, out, figures=figures, title=title, target=target, samples=samples, data_root=data_root, tell=tell
+    )
+    _say(console, f"page: {written}")
+    if figures:
+        _say(console, f"figures: {figures}")
 
 
 def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.table import Table
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import CheckpointError, Diverged
 from fedrane.evaluation import Metrics
-from fedrane.experiment import Experiment
+from fedrane.experiment import Experiment, dotted
 from fedrane.files import write_atomically
 from fedrane.folder import SUMMARY, Folder
 from fedrane.run import Callback, resume, run
@@ -38,7 +37,10 @@ class Cell:
 
     @classmethod
     def of(cls, summaries: Sequence[Metrics], whose: str, which: str) -> Cell:
-        values = [s[f"{whose}/{which}"][f"{whose}/accuracy"] for s in summaries if f"{whose}/{which}" in s]
+        return cls.over([s[f"{whose}/{which}"][f"{whose}/accuracy"] for s in summaries if f"{whose}/{which}" in s])
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Cell:
         if not values:
             return cls(None, None)
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
@@ -112,7 +114,7 @@ def compare(
     diverged: dict[str, str] = {}
     for seed in seeds:
         for name, experiment in experiments.items():
-            folder = Folder(Path(out) / _folder_name(name) / f"seed-{seed}")
+            folder = run_folder(out, name, seed)
             wanted = experiment.replace(seed=seed)
             go_on = folder.holds_run()
             if go_on:
@@ -138,15 +140,15 @@ def compare(
     return comparison
 
 
-def _folder_name(method: str) -> str:
-    """Of a user's own method too, whose name is a path."""
-    return re.sub(r"[^\w.+-]+", "-", method).strip("-.")
+def run_folder(out: str | Path, method: str, seed: int) -> Folder:
+    """Where a comparison keeps a run; also that of a user's own method, whose name is a path."""
+    return Folder(Path(out) / re.sub(r"[^\w.+-]+", "-", method).strip("-.") / f"seed-{seed}")
 
 
 def _require_same(folder: Folder, wanted: Experiment) -> None:
     """Another experiment's results must not pass for this one's; what was left open is as it was settled then."""
-    saved = _words(folder.read_config())
-    for key, now in _words(wanted).items():
+    saved = dotted(folder.read_config().to_dict())
+    for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
         settled = (
             now == "auto"
@@ -159,11 +161,3 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
                 "its results would stand for another experiment's",
                 "Choose another --out",
             )
-
-
-def _words(experiment: Experiment) -> dict[str, Any]:
-    """Its values by their dotted keys."""
-    words: dict[str, Any] = {}
-    for key, value in experiment.to_dict().items():
-        words |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
-    return words

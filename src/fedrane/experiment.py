@@ -133,6 +133,20 @@ class Experiment:
         return cls.from_dict(merge({}, words))
 
 
+def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values by their dotted keys.
+
+    >>> dotted({"lr": 0.1, "partition": {"alpha": 0.5}})
+    {'lr': 0.1, 'partition.alpha': 0.5}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= (
+            {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, Mapping) else {key: value}
+        )
+    return flat
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -189,12 +189,12 @@ class Folder:
                 old.unlink()
         return path
 
-    def newest(self, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that can be read, and what is wrong with newer ones."""
+    def newest(self, device: torch.device | str = "cpu", clients: bool = True) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be read, and what is wrong with newer ones; see :func:`read`."""
         problems: list[str] = []
         for path in reversed(self.checkpoints()):
             try:
-                return read(path, device), problems
+                return read(path, device, clients), problems
             except CheckpointError as error:
                 problems.append(str(error))
         if problems:
@@ -242,21 +242,24 @@ def _empty(node: Any, path: str) -> Iterator[str]:
             yield from _empty(value, f"{path}{tree.SEPARATOR}{name}" if path else str(name))
 
 
-def read(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -> Checkpoint:
+    """Without ``clients``, the server's state alone: theirs may be a hundred times as large."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             said = json.loads((file.metadata() or {}).get("fedrane", "{}"))
             if said.get("format") != FORMAT:
                 raise CheckpointError(f"{path} has format {said.get('format')}", f"this version reads format {FORMAT}")
-            tensors = {name: file.get_tensor(name) for name in set(said["paths"].values())}
+            joined = said["joined"] if clients else []
+            paths = {name: at for name, at in said["paths"].items() if clients or name.startswith("server/")}
+            tensors = {name: file.get_tensor(name) for name in set(paths.values())}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
-    nested = tree.nest({name: tensors[first] for name, first in said["paths"].items()})
+    nested = tree.nest({name: tensors[first] for name, first in paths.items()})
     for empty in said["empty"]:
         node = nested
         for name in empty.split(tree.SEPARATOR):
             node = node.setdefault(name, {})
-    owns = {k: _state(nested["owns"][str(k)]) for k in said["joined"]}
+    owns = {k: _state(nested["owns"][str(k)]) for k in joined}
     return Checkpoint(said["round"], _state(nested["server"]), owns)
 
 

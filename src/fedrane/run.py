@@ -132,14 +132,18 @@ def resume(
 
 def load(out: str | Path, *, model: Network = None) -> Models:
     """The models of a run folder, finished or not; needs no dataset."""
-    folder = Folder(out)
+    return read_models(Folder(out), model)
+
+
+def read_models(folder: Folder, model: Network = None, clients: bool = True) -> Models:
+    """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
     experiment = folder.read_config().replace(device="cpu", precision="float32")
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
-    checkpoint, problems = folder.newest()
+    checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
-        warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=2)
+        warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
@@ -378,9 +382,13 @@ class _Loop:
             "bytes_up": trained.bytes_up,
         }
         record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
-        if GLOBAL in stage.algorithm.answers_on(self.task) and trained.ups.model.params:
-            step = tree.sub({name: server.model.params[name] for name in trained.ups.model.params}, before)
-            record["cosine"] = tree.cosines(step, before, trained.ups.model.params)
+        ups = tree.pick(trained.ups.model.params, before.__contains__)
+        step = {name: server.model.params[name] - before[name] for name in ups}
+        # A method without a global model may still move what it shares; one that only collects uploads has no step.
+        if step and (
+            GLOBAL in stage.algorithm.answers_on(self.task) or any(bool(part.any()) for part in step.values())
+        ):
+            record["cosine"] = tree.cosines(step, before, ups)
         return record
 
     def _diverged(self, number: int, bad: list[int]) -> Diverged:

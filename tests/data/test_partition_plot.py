@@ -38,7 +38,7 @@ def test_no_label_lies_over_another(
     tmp_path: Path, clients: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
     picture(tmp_path / "picture.png", clients, classes, "a title")
     figure = drawn[0]
     figure.draw_without_rendering()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
 
 
 def test_compare(fedrane: Driver, tmp_path: Path) -> None:
-    """A table over two seeds, in the terminal and in a file; called again, nothing is trained."""
+    """A table over two seeds, in the terminal and in a file, and a page; called again, nothing is trained."""
     command = ("compare", "--methods", "fedavg,local", "--seeds", "2", "--out", "all", *WORDS, "seed=3")
     ended = fedrane(*command, cwd=tmp_path)
     assert ended.status == 0
@@ -183,15 +184,21 @@ def test_compare(fedrane: Driver, tmp_path: Path) -> None:
     again = fedrane(*command, cwd=tmp_path)
     assert again.status == 0
     assert "round 1" not in again.stdout
-    assert {path: stamp for path, stamp in stamps(tmp_path / "all").items() if path.name != "table.md"} == {
-        path: stamp for path, stamp in runs.items() if path.name != "table.md"
+    renewed = ("table.md", "report.html")
+    assert {path: stamp for path, stamp in stamps(tmp_path / "all").items() if path.name not in renewed} == {
+        path: stamp for path, stamp in runs.items() if path.name not in renewed
     }
     assert (tmp_path / "all" / "table.md").read_text() == table
+    assert ended.stdout.splitlines()[-1] == "page: all/report.html"
+    page = (tmp_path / "all" / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert '"tsne-0"' in page, "FedAvg has a global model, whose features are shown"
+    assert '"tsne-1"' not in page, "local training has none"
 
 
 def test_compare_with_other_settings(fedrane: Driver, tmp_path: Path) -> None:
     """Results of another experiment are not taken for this one's; more seeds and methods are simply added."""
-    command = ("compare", "--out", tmp_path / "all", *WORDS)
+    command = ("compare", "--no-report", "--out", tmp_path / "all", *WORDS)
     assert fedrane(*command, "--methods", "fedavg").status == 0
     refused = fedrane(*command, "--methods", "fedavg", "partition.alpha=0.1")
     assert refused.status == 2
@@ -199,20 +206,65 @@ def test_compare_with_other_settings(fedrane: Driver, tmp_path: Path) -> None:
     assert "--out" in refused.stderr
     assert fedrane(*command, "--methods", "fedavg,local", "--seeds", "2").status == 0
     assert len(list((tmp_path / "all").rglob("summary.json"))) == 4
+    assert not (tmp_path / "all" / "report.html").exists()
 
 
 def test_compare_as_json_with_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     """Lines of JSON alone; a field of one method goes to it alone; all folders are below the one named."""
     names = f"fedavg,{OWN}:Gliding"
     words = (*WORDS, f"{OWN}:Gliding.glide=0.1")
-    for _ in range(2):
-        ended = fedrane("compare", "--json", "--methods", names, "--out", tmp_path / "all", *words)
+    for page in ("--no-report", "--report"):
+        ended = fedrane("compare", "--json", page, "--methods", names, "--out", tmp_path / "all", *words)
         assert ended.status == 0
         last = parsed(ended.stdout)[-1]
         assert last["event"] == "comparison"
         assert [runs[0]["rounds"] for runs in last["runs"].values()] == [3, 4]
+        assert last["report"] == (str(tmp_path / "all" / "report.html") if page == "--report" else None)
     assert len(list((tmp_path / "all").glob("*/seed-0/summary.json"))) == 2
     assert list(tmp_path.iterdir()) == [tmp_path / "all"]
+
+
+# ---- report
+
+
+def test_report(fedrane: Driver, shared: Path, personal: Path, tmp_path: Path) -> None:
+    """On runs that were made one by one: a page where it was asked for, and figures beside it."""
+    words = ("--samples", "50", "--title", "<mine>", "--target", "0.5")
+    ended = fedrane("report", shared, personal, "-o", "some/page.html", "--figures", "pictures", *words, cwd=tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert ended.stdout.splitlines()[-2:] == ["page: some/page.html", "figures: pictures"]
+    page = (tmp_path / "some" / "page.html").read_text()
+    assert "<title>&lt;mine&gt;</title>" in page
+    assert "50 %, global model</option>" in page
+    assert (tmp_path / "pictures" / "accuracy.png").stat().st_size > 1000
+    assert (tmp_path / "pictures" / "features.svg").read_text().startswith("<?xml")
+
+
+def test_report_on_a_run_from_elsewhere(fedrane: Driver, shared: Path, tmp_path: Path) -> None:
+    """Whose dataset and method are not on this machine: everything but the features is there, and why not is said."""
+    shutil.copytree(shared, tmp_path / "run")
+    config = (shared / "config.toml").read_text()
+    for old, new in (('name = "fedavg"', 'name = "/their/home/own.py:Own"'), ('"digits"', '"/their/data.npz"')):
+        assert old in config
+        config = config.replace(old, new)
+    (tmp_path / "run" / "config.toml").write_text(config)
+    ended = fedrane("report", "run", cwd=tmp_path)
+    assert ended.status == 0, ended.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert '"accuracy-global"' in page
+    assert "t-SNE of features: Own:" in page
+    assert "/their/home/own.py" in page
+
+
+def test_report_on_nothing(fedrane: Driver, tmp_path: Path) -> None:
+    """One line, no page, no folder."""
+    (tmp_path / "empty").mkdir()
+    for what, said in (("empty", "holds no run"), ("nowhere", "no such folder")):
+        ended = fedrane("report", what, "-o", "page.html", cwd=tmp_path)
+        assert ended.status == 2
+        assert said in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 # ---- data
@@ -361,5 +413,16 @@ def test_without_a_word(fedrane: Driver) -> None:
     """It shows what it can do."""
     ended = fedrane("--help")
     assert ended.status == 0
-    for command in ("run", "resume", "compare", "predict", "partition", "datasets", "methods", "check", "data"):
+    for command in (
+        "run",
+        "resume",
+        "compare",
+        "report",
+        "predict",
+        "partition",
+        "datasets",
+        "methods",
+        "check",
+        "data",
+    ):
         assert command in ended.stdout

@@ -103,7 +103,7 @@ def test_with_json_only_json_is_on_standard_output(fedrane: Driver, tmp_path: Pa
 def test_a_comparison_goes_on_with_the_same_command(fedrane: Driver, tmp_path: Path) -> None:
     """Stopped in the middle of its first run, a comparison leaves the rest to the next call."""
     gate, words = Gate(tmp_path, round=2), (*TINY, "rounds=3")
-    command = ("compare", "--methods", f"{OWN}:Plain,local", *words)
+    command = ("compare", "--no-report", "--methods", f"{OWN}:Plain,local", *words)
     ended = interrupt(fedrane.start(*command, "--out", tmp_path / "stopped", env=gate.env), gate)
     assert ended.status == 130
     assert "same command" in ended.stdout

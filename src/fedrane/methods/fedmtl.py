@@ -46,7 +46,7 @@ class FedMTL(Algorithm):
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), floor=(1e-6, 1))
-        said = {"strength=0 is local training": self.strength == 0, "floor=1 leaves Ω at I/N": self.floor == 1}
+        said = {"strength=0 is local training": self.strength == 0, "floor=1 learns no relation": self.floor == 1}
         for text in (text for text, holds in said.items() if holds):
             warnings.warn(f"FedMTL with method.{text}", stacklevel=3)
 

@@ -32,10 +32,16 @@ def draw(
     title: str = "",
 ) -> None:
     """Draw how many rows of each class each client holds; the suffix of ``path`` says whether as PNG, SVG or PDF."""
+    draw_counts(partition.counts(y, len(class_names)), class_names, path, title)
+
+
+def draw_counts(
+    counts: NDArray[np.int64], class_names: Sequence[str], path: str | os.PathLike[str], title: str = ""
+) -> None:
+    """The same of (clients, classes) counts."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"picture {path.name}", "pictures are made as PNG, SVG or PDF", nearest(path.suffix, SUFFIXES))
-    counts = partition.counts(y, len(class_names))
     clients, classes = counts.shape
     bubbles = clients <= _MOST_BUBBLES[0] and classes <= _MOST_BUBBLES[1]
     # Inches: cells shrink as they get many, within a page; the rest is for names, sizes and the scale.
@@ -50,10 +56,15 @@ def draw(
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)
     _name_axes(cells, bars, clients, class_names, height / classes)
-    bars.bar(np.arange(clients), partition.sizes, width=0.7 if clients <= _MOST_NAMED else 1.0, color=_GREY)
+    bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MOST_NAMED else 1.0, color=_GREY)
     (_bubbles if bubbles else _shades)(figure, cells, scale, counts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Without the time of day, so that the same numbers give the same file."""
+    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str], cell: float) -> None:

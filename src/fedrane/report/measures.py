@@ -1,0 +1,273 @@
+"""The numbers that tables, plots and figures of a report show: read off the runs' records, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.comparison import Cell
+from fedrane.evaluation import Metrics
+from fedrane.report.runs import Line, Run
+
+Floats = NDArray[np.float64]
+ANSWERS = (GLOBAL, PERSONAL)
+CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
+"""Each client's accuracy on its own test rows, by whose model answers."""
+COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
+WORST_SHOWN = 10
+FINEST = (0.99, 0.98, 0.97, 0.96)
+"""Targets beside the multiples of five per cent."""
+OFFERED = 8
+SMALLEST = 1e-17
+
+
+def measured(run: Run, key: str) -> list[Metrics]:
+    """The records that have it."""
+    return [record for record in run.history if record.get(key) is not None]
+
+
+# ---- accuracy over rounds, and what it costs
+
+
+class Curve(NamedTuple):
+    """An accuracy after each round in which all repetitions have one."""
+
+    line: int
+    rounds: NDArray[np.int64]
+    mean: Floats
+    deviation: Floats | None
+    """Over seeds; nothing where there is one."""
+    seconds: Floats
+    """Of training, from the start, mean over seeds."""
+    sent: Floats
+    """Bytes, up and down, from the start, mean over seeds."""
+
+
+def curves(lines: Sequence[Line], whose: str) -> list[Curve]:
+    return [found for number, line in enumerate(lines) if (found := _curve(number, line, f"{whose}/accuracy"))]
+
+
+def _curve(number: int, line: Line, key: str) -> Curve | None:
+    shared = set.intersection(*({record["round"] for record in measured(run, key)} for run in line.runs))
+    if not shared:
+        return None
+    rounds = np.array(sorted(shared), dtype=np.int64)
+    rows: dict[str, list[list[float]]] = {"accuracy": [], "seconds": [], "sent": []}
+    for run in line.runs:
+        at = {record["round"]: index for index, record in enumerate(run.history)}
+        index = [at[r] for r in rounds.tolist()]
+        seconds, up, down = (_so_far(run, name) for name in ("seconds", "bytes_up", "bytes_down"))
+        rows["accuracy"].append([run.history[i][key] for i in index])
+        rows["seconds"].append(seconds[index].tolist())
+        rows["sent"].append((up + down)[index].tolist())
+    accuracy, seconds, sent = (np.array(values, dtype=np.float64) for values in rows.values())
+    deviation = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None
+    return Curve(number, rounds, accuracy.mean(0), deviation, seconds.mean(0), sent.mean(0))
+
+
+def _so_far(run: Run, key: str) -> Floats:
+    return np.cumsum([record.get(key) or 0 for record in run.history], dtype=np.float64)
+
+
+class Reached(NamedTuple):
+    """What a line spent until an accuracy was first reached: means over those of its runs that reached it."""
+
+    line: int
+    runs: int
+    """How many did."""
+    rounds: float
+    seconds: float
+    up: float
+    down: float
+
+
+def reached(lines: Sequence[Line], whose: str, target: float) -> list[Reached]:
+    """For each line that has such a model; NaN where no run got there."""
+    found = []
+    for number, line in enumerate(lines):
+        if not any(measured(run, f"{whose}/accuracy") for run in line.runs):
+            continue
+        spent = [cost for run in line.runs if (cost := _spent(run, f"{whose}/accuracy", target))]
+        means = np.mean(spent, axis=0).tolist() if spent else [math.nan] * 4
+        found.append(Reached(number, len(spent), *means))
+    return found
+
+
+def _spent(run: Run, key: str, target: float) -> list[float] | None:
+    for index, record in enumerate(run.history):
+        if record.get(key) is not None and record[key] >= target:
+            totals = (_so_far(run, name)[index] for name in ("seconds", "bytes_up", "bytes_down"))
+            return [record["round"], *totals]
+    return None
+
+
+def targets(lines: Sequence[Line], whose: str) -> tuple[list[float], float]:
+    """Accuracies worth asking for, highest first, and the one to begin with: half of the lines reach it in all runs."""
+    key = f"{whose}/accuracy"
+    bests = [[max(r[key] for r in found) for run in line.runs if (found := measured(run, key))] for line in lines]
+    sure = sorted(min(best) for best in bests if best)
+    most = max(max(best) for best in bests if best)
+    wanted = [*FINEST, *(percent / 100 for percent in range(95, 0, -5))]
+    options = [target for target in wanted if target <= most][:OFFERED] or [most]
+    return options, next((target for target in options if target <= sure[len(sure) // 2]), options[-1])
+
+
+# ---- clients
+
+
+class Clients(NamedTuple):
+    """The clients' last accuracies in all repetitions of a line."""
+
+    line: int
+    seeds: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    accuracy: Floats
+
+
+def clients(lines: Sequence[Line], whose: str) -> list[Clients]:
+    found = []
+    for number, line in enumerate(lines):
+        last = [
+            (run.seed, records[-1][CLIENTS[whose]]) for run in line.runs if (records := measured(run, CLIENTS[whose]))
+        ]
+        if last:
+            seeds = np.concatenate([np.full(len(each), seed) for seed, each in last])
+            who = np.concatenate([np.arange(len(each)) for _, each in last])
+            found.append(Clients(number, seeds, who, np.concatenate([each for _, each in last]).astype(np.float64)))
+    return found
+
+
+class Worst(NamedTuple):
+    """The clients that fare worst on average over the lines, the worst first."""
+
+    lines: list[int]
+    who: list[tuple[int, int]]
+    """Seed and client."""
+    accuracy: Floats
+    """Lines × clients."""
+
+
+def worst(lines: Sequence[Line], whose: str) -> Worst:
+    """Among the clients that all lines have; the lines must share their partitions."""
+    each = clients(lines, whose)
+    if not each:
+        return Worst([], [], np.zeros((0, 0)))
+    by_client = [
+        dict(zip(zip(c.seeds.tolist(), c.clients.tolist(), strict=True), c.accuracy.tolist(), strict=True))
+        for c in each
+    ]
+    shared = sorted(set.intersection(*(set(values) for values in by_client)))
+    table = np.array([[values[who] for who in shared] for values in by_client], dtype=np.float64)
+    table = table.reshape(len(each), len(shared))
+    order = np.argsort(table.mean(0), kind="stable")[:WORST_SHOWN]
+    return Worst([c.line for c in each], [shared[i] for i in order], table[:, order])
+
+
+def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:
+    """Each partition that differs from the others, at the lines' first seeds: who has it, and a run that tells it."""
+    found: list[tuple[list[int], Run]] = []
+    for number, line in enumerate(lines):
+        same = [who for who, run in found if _same_rows(run, line.first)]
+        if same:
+            same[0].append(number)
+        else:
+            found.append(([number], line.first))
+    return found
+
+
+def _same_rows(run: Run, other: Run) -> bool:
+    return run.classes == other.classes and np.array_equal(run.labels, other.labels)
+
+
+def share_partitions(lines: Sequence[Line]) -> bool:
+    """Whether a client's number means the same client in all lines, seed by seed."""
+    first = {run.seed: run for run in lines[0].runs}
+    return all(_same_rows(first[run.seed], run) for line in lines for run in line.runs if run.seed in first)
+
+
+# ---- clients over rounds
+
+
+class Grid(NamedTuple):
+    """A number of each client in each round of a line's first run; NaN where a client did not take part."""
+
+    line: int
+    seed: int
+    rounds: NDArray[np.int64]
+    values: Floats
+    """Clients × rounds."""
+
+
+def grids(lines: Sequence[Line], key: str) -> list[Grid]:
+    return [found for number, line in enumerate(lines) if (found := _grid(number, line.first, key))]
+
+
+def _grid(number: int, run: Run, key: str) -> Grid | None:
+    records = measured(run, key)
+    if not records:
+        return None
+    values = np.full((len(run.labels), len(records)), np.nan)
+    for column, record in enumerate(records):
+        each = np.array(record[key], dtype=np.float64)
+        values[record["cohort"], column] = each.mean(0) if each.ndim > 1 else each  # layers may bargain by themselves
+    if not np.isfinite(values).any():
+        return None
+    return Grid(number, run.seed, np.array([record["round"] for record in records]), values)
+
+
+def shares(lines: Sequence[Line]) -> list[Grid]:
+    """Of the bargaining weights: each client's part of their sum."""
+    found = []
+    for grid in grids(lines, WEIGHTS):
+        total = np.nansum(grid.values, axis=0)
+        found.append(grid._replace(values=grid.values / np.where(total > 0, total, np.inf)))  # 0: the server stays
+    return found
+
+
+class Residuals(NamedTuple):
+    """How far the bargain of each round is from its equation; 0 is a little more, so that it has a logarithm."""
+
+    line: int
+    rounds: NDArray[np.int64]
+    values: Floats
+
+
+def residuals(lines: Sequence[Line]) -> list[Residuals]:
+    found = []
+    for number, line in enumerate(lines):
+        records = measured(line.first, RESIDUAL)
+        if records:
+            rounds, values = np.array([r["round"] for r in records]), np.array([r[RESIDUAL] for r in records])
+            found.append(Residuals(number, rounds, np.maximum(values.astype(np.float64), SMALLEST)))
+    return found
+
+
+# ---- the table
+
+
+def last(line: Line, key: str) -> Cell:
+    """Over seeds, of each run's last record that has it."""
+    return Cell.over([records[-1][key] for run in line.runs if (records := measured(run, key))])
+
+
+def best(line: Line, key: str) -> Cell:
+    return Cell.over([max(r[key] for r in records) for run in line.runs if (records := measured(run, key))])
+
+
+def mean_total(line: Line, *keys: str) -> float:
+    """Over seeds, of the sum over all rounds."""
+    return float(np.mean([sum(r.get(key) or 0 for r in run.history for key in keys) for run in line.runs]))
+
+
+def speed(line: Line) -> float:
+    """Training rows a second: the median over rounds, the mean over seeds."""
+    medians = [
+        np.median([r.get("samples_per_second") or 0 for r in run.history if r.get("cohort")] or [0])
+        for run in line.runs
+    ]
+    return float(np.mean(medians))

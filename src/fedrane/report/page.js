@@ -1,0 +1,175 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const plots = JSON.parse(document.getElementById("plots").textContent);
+  const drawn = () => document.querySelectorAll(".plot.js-plotly-plot");
+
+  // ---- light and dark
+
+  // What a colour of the style sheet comes to now: only an element that wears it can tell.
+  function inks() {
+    const probe = document.body.appendChild(document.createElement("span"));
+    const found = (name) => {
+      probe.style.color = `var(--${name})`;
+      return getComputedStyle(probe).color;
+    };
+    const scale = (name, stops) => Array.from({ length: stops }, (_, k) => [k / (stops - 1), found(`${name}-${k}`)]);
+    const all = {
+      text: found("text"), muted: found("muted"), grid: found("grid"), rule: found("rule"), surface: found("surface"),
+      sequential: scale("sequential", 4), diverging: scale("diverging", 5),
+    };
+    probe.remove();
+    return all;
+  }
+
+  function template() {
+    const ink = inks();
+    const axis = {
+      gridcolor: ink.grid, linecolor: ink.rule, zerolinecolor: ink.rule, tickcolor: ink.rule, zeroline: false,
+      tickfont: { color: ink.muted, size: 11 }, title: { font: { color: ink.muted, size: 12 } },
+    };
+    const bar = { tickfont: { color: ink.muted, size: 10 }, title: { font: { color: ink.muted, size: 11 } } };
+    return {
+      layout: {
+        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis, yaxis: axis,
+        font: { color: ink.text, family: getComputedStyle(document.body).fontFamily, size: 12 },
+        hoverlabel: { bgcolor: ink.surface, bordercolor: ink.rule, font: { color: ink.text } },
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: ink.muted, activecolor: ink.text },
+        coloraxis: { colorscale: ink.sequential, colorbar: bar },
+        coloraxis2: { colorscale: ink.diverging, colorbar: bar },
+      },
+    };
+  }
+
+  const wishes = matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : wishes.matches);
+
+  function label() {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-pressed", String(isDark()));
+  }
+
+  function repaint() {
+    label();
+    const now = template();
+    return Promise.all(Array.from(drawn(), (plot) => Plotly.relayout(plot, { template: now })));
+  }
+
+  function remember(theme) {
+    try {
+      localStorage.setItem("fedrane-theme", theme);
+    } catch { /* a browser may keep nothing for files: the choice then lasts as long as the page */ }
+  }
+
+  try {
+    const kept = localStorage.getItem("fedrane-theme");
+    if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  } catch { /* as above */ }
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    remember(root.dataset.theme);
+    repaint();
+  });
+  wishes.addEventListener("change", repaint);
+
+  // ---- plots
+
+  async function draw() {
+    label();
+    const now = template();
+    const begun = isDark();
+    const touch = !matchMedia("(hover: hover)").matches; // a finger scrolls the page: it must not zoom a plot instead
+    const config = {
+      responsive: true, displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover",
+      toImageButtonOptions: { format: "svg" },
+      modeBarButtonsToRemove: ["zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+    };
+    for (const [id, plot] of Object.entries(plots)) {
+      const layout = { ...plot.layout, template: now, ...(touch ? { dragmode: false } : {}) };
+      await Plotly.newPlot(id, plot.data, layout, config);
+      await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
+    }
+    if (isDark() !== begun) await repaint();
+    root.dataset.ready = "true";
+  }
+
+  // ---- which lines are shown, in all plots at once
+
+  const hidden = new Set();
+  for (const chip of document.querySelectorAll(".chip")) {
+    chip.addEventListener("click", () => {
+      const line = chip.dataset.line;
+      if (!hidden.delete(line)) hidden.add(line);
+      for (const same of document.querySelectorAll(`.chip[data-line="${line}"]`))
+        same.setAttribute("aria-pressed", String(!hidden.has(line)));
+      for (const plot of drawn()) {
+        const traces = plot.data.flatMap((trace, k) => (trace.legendgroup === line ? [k] : []));
+        if (traces.length) Plotly.restyle(plot, { visible: !hidden.has(line) }, traces);
+      }
+    });
+  }
+
+  // ---- tables
+
+  const empty = (cell) => cell.dataset.value === "";
+
+  function sort(table, column, direction) {
+    const sign = direction === "ascending" ? 1 : -1;
+    const compare = (a, b) => {
+      const [x, y] = [a.cells[column], b.cells[column]];
+      if (empty(x) || empty(y)) return empty(x) - empty(y); // nothing comes last, whichever way
+      if (column === 0) return sign * x.dataset.value.localeCompare(y.dataset.value);
+      return sign * (Number(x.dataset.value) - Number(y.dataset.value));
+    };
+    for (const body of table.tBodies) body.append(...Array.from(body.rows).sort(compare));
+  }
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = table.tHead.rows[table.tHead.rows.length - 1].cells;
+    Array.from(heads).forEach((head, column) => {
+      const first = head.firstElementChild.dataset.first;
+      head.firstElementChild.addEventListener("click", () => {
+        const now = head.getAttribute("aria-sort");
+        const other = first === "ascending" ? "descending" : "ascending";
+        const direction = now === first ? other : first;
+        for (const each of heads) each.setAttribute("aria-sort", "none");
+        head.setAttribute("aria-sort", direction);
+        sort(table, column, direction);
+      });
+    });
+  }
+
+  const target = document.getElementById("target");
+  if (target) {
+    target.addEventListener("change", () => {
+      for (const body of document.getElementById("cost-table").tBodies)
+        body.hidden = body.dataset.choice !== target.value;
+    });
+  }
+
+  // ---- on paper: light, all settings shown, plots as wide as the paper allows
+
+  // Plots.resize waits a moment, which a printer does not: a width that is set is drawn at once.
+  function fit(plot, wide) {
+    const width = wide ? plot.clientWidth : null;
+    return Plotly.relayout(plot, { template: template(), width, autosize: !wide });
+  }
+
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme || "";
+    root.dataset.theme = "light";
+    root.classList.add("printing");
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    for (const plot of drawn()) fit(plot, true);
+  });
+  addEventListener("afterprint", () => {
+    if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    root.classList.remove("printing");
+    for (const plot of drawn()) fit(plot, false);
+  });
+
+  draw();
+})();

@@ -1,0 +1,303 @@
+"""The plots of the page: what Plotly is to draw, as plain values. Their colours for light and dark are the page's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrane.report.features import Points
+from fedrane.report.measures import Clients, Curve, Grid, Residuals, Worst
+from fedrane.report.runs import Line, Run
+from fedrane.report.style import BYTES, SECONDS, class_colours, colour, dash, decades, short, unit
+
+Plot = dict[str, Any]
+SEQUENTIAL, DIVERGING = "coloraxis", "coloraxis2"
+"""Plotly's names for the two scales; the page gives them their colours."""
+DIGITS = 5
+"""Significant ones: the page need not be larger than what can be seen."""
+FEW = 30
+"""Points of a line that are marked each."""
+BAND = "2e"
+"""How opaque a band is, as Plotly writes it after a colour."""
+
+
+def text(name: str, most: int = 0) -> str:
+    """A name from a file: Plotly reads a few HTML tags, which it must not find there."""
+    return escape(short(name, most) if most else name, quote=False)
+
+
+def plain(values: NDArray[Any] | Sequence[float]) -> list[Any]:
+    """As JSON can hold it; what is not finite is a gap."""
+    array = np.asarray(values)
+    if array.ndim > 1:
+        return [plain(row) for row in array]
+    return [float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None for v in array.astype(np.float64)]
+
+
+def _plot(data: list[dict[str, Any]], height: int, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> Plot:
+    axes = {"automargin": True, "fixedrange": False}
+    whole = {
+        "height": height,
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "showlegend": False,
+        "xaxis": axes | x,
+        "yaxis": axes | y,
+    }
+    return {"data": data, "layout": whole | layout}
+
+
+def _title(words: str) -> dict[str, Any]:
+    return {"text": words, "standoff": 6}
+
+
+def _whole(numbers: NDArray[np.int64]) -> dict[str, Any]:
+    """An axis of whole numbers: few of them are all named."""
+    return {"dtick": 1} if len(numbers) <= 12 and int(np.ptp(numbers)) <= 12 else {"tickformat": ",d", "nticks": 8}
+
+
+# ---- lines
+
+
+def accuracy(lines: Sequence[Line], curves: Sequence[Curve]) -> Plot:
+    """Over rounds, with a band of one standard deviation over seeds."""
+    data = [trace for c in curves for trace in _with_band(lines, c, plain(c.rounds), "round %{x}")]
+    return _plot(data, 330, _rounds([c.rounds for c in curves]), {"title": _title("accuracy, %")}, hovermode="closest")
+
+
+def cost(lines: Sequence[Line], curves: Sequence[Curve], of: str) -> Plot:
+    """Over what training has cost so far: ``seconds`` or ``sent``."""
+    spent = [c.seconds if of == "seconds" else c.sent for c in curves]
+    scale, name = unit([values[-1] for values in spent], SECONDS if of == "seconds" else BYTES)
+    hover = f"%{{x:.3g}} {name}, round %{{customdata[0]}}"
+    xs = [plain(values / scale) for values in spent]
+    data = [trace for c, x in zip(curves, xs, strict=True) for trace in _with_band(lines, c, x, hover)]
+    words = "training time" if of == "seconds" else "sent up and down"
+    x = {"title": _title(f"{words}, {name}"), "rangemode": "tozero"}
+    return _plot(data, 290, x, {"title": _title("accuracy, %")}, hovermode="closest")
+
+
+def residual(lines: Sequence[Line], found: Sequence[Residuals]) -> Plot:
+    data = [
+        _line(lines, each.line, plain(each.rounds), plain(each.values)) | {"hovertemplate": "round %{x}<br>%{y:.2g}"}
+        for each in found
+    ]
+    ticks = decades([value for trace in data for value in trace["y"]])
+    y = {
+        "title": _title("max |p ∘ Mp − w|"),
+        "type": "log",
+        "range": [math.log10(min(ticks)) - 0.1, math.log10(max(ticks)) + 0.1],
+        "tickvals": list(ticks),
+        "ticktext": list(ticks.values()),
+        "tickfont": {"size": 14},  # raised figures are small
+    }
+    return _plot(data, 300, _rounds([each.rounds for each in found]), y, hovermode="closest")
+
+
+def _rounds(each: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
+    return {"title": _title("round"), **_whole(np.unique(np.concatenate(each)))}
+
+
+def _line(lines: Sequence[Line], number: int, x: list[Any], y: list[Any]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "legendgroup": str(number),
+        "name": text(lines[number].name),
+        "x": x,
+        "y": y,
+        "mode": "lines+markers" if len(x) <= FEW else "lines",
+        "line": {"color": colour(number), "dash": dash(number), "width": 2},
+        "marker": {"size": 5},
+    }
+
+
+def _with_band(lines: Sequence[Line], curve: Curve, x: list[Any], hover: str) -> list[dict[str, Any]]:
+    line = _line(lines, curve.line, x, plain(100 * curve.mean))
+    if curve.deviation is None:
+        about = {"customdata": curve.rounds[:, None].tolist(), "hovertemplate": f"{hover}<br>%{{y:.2f}} %"}
+        return [line | about]
+    low, high = (100 * (curve.mean + sign * curve.deviation).clip(0, 1) for sign in (-1, 1))
+    band = line | {
+        "x": x + x[::-1],
+        "y": plain(low) + plain(high[::-1]),
+        "mode": "lines",
+        "fill": "toself",
+        "fillcolor": colour(curve.line) + BAND,
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+    }
+    about = {
+        "customdata": [[int(r), float(f"{100 * d:.3g}")] for r, d in zip(curve.rounds, curve.deviation, strict=True)],
+        "hovertemplate": f"{hover}<br>%{{y:.2f}} ± %{{customdata[1]:.2f}} %",
+    }
+    return [band, line | about]
+
+
+# ---- clients
+
+
+def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
+    """A box a line, and each client of each seed as a point."""
+    data = [
+        {
+            "type": "box",
+            "legendgroup": str(each.line),
+            "name": text(lines[each.line].name),
+            "orientation": "h",
+            "x": plain(100 * each.accuracy),
+            "y": [place] * len(each.accuracy),
+            "customdata": np.stack([each.clients, each.seeds], 1).tolist(),
+            "boxpoints": "all",
+            "jitter": 0.6,
+            "pointpos": 0,
+            "marker": {"size": 4, "opacity": 0.55, "color": colour(each.line)},
+            "line": {"width": 1.5, "color": colour(each.line)},
+            "fillcolor": colour(each.line) + "22",
+            "hoveron": "points",
+            "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}<br>%{x:.2f} %",
+        }
+        for place, each in enumerate(found)
+    ]
+    y = _names(lines, [each.line for each in found])
+    return _plot(data, 90 + 44 * len(found), {"title": _title("accuracy, %")}, y)
+
+
+def _names(lines: Sequence[Line], shown: Sequence[int]) -> dict[str, Any]:
+    """An axis of lines, the first above."""
+    return {
+        "tickvals": list(range(len(shown))),
+        "ticktext": [text(lines[number].name, 18) for number in shown],
+        "range": [len(shown) - 0.5, -0.5],
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+    }
+
+
+def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int, int], int]) -> Plot:
+    """The worst clients of all; ``seeds`` names a client by its seed too, ``rows`` says how many it trains on."""
+    cells = {
+        "type": "heatmap",
+        "z": plain(100 * found.accuracy),
+        "text": [[f"{value:.0f}" for value in row] for row in 100 * found.accuracy],
+        "texttemplate": "%{text}",
+        "customdata": [[[client, seed, rows[seed, client]] for seed, client in found.who]] * len(found.lines),
+        "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}, %{customdata[2]} training rows<br>%{z:.2f} %"
+        "<extra></extra>",
+        "coloraxis": DIVERGING,
+        "xgap": 2,
+        "ygap": 2,
+    }
+    x = {
+        "title": _title("client (seed), the worst first" if seeds else "client, the worst first"),
+        "tickvals": list(range(len(found.who))),
+        "ticktext": [f"{client}<br>({seed})" if seeds else str(client) for seed, client in found.who],
+        "tickangle": 0,
+        "showgrid": False,
+        "ticks": "",
+    }
+    scale = {DIVERGING: {"cmin": 0, "cmax": 100, "showscale": False}}
+    return _plot([cells], 110 + 34 * len(found.lines), x, _names(lines, found.lines), **scale)
+
+
+def partition(run: Run) -> Plot:
+    """Training rows of each class and client, shaded by their square root; above, each client's rows."""
+    counts = run.labels.T
+    clients = list(range(counts.shape[1]))
+    cells = {
+        "type": "heatmap",
+        "x": clients,
+        "z": plain(np.where(counts > 0, np.sqrt(counts), np.nan)),
+        "customdata": counts.tolist(),
+        "text": [[text(name)] * len(clients) for name in run.classes],
+        "hovertemplate": "client %{x}, class %{text}<br>%{customdata:,d} rows<extra></extra>",
+        "hoverongaps": False,
+        "coloraxis": SEQUENTIAL,
+        "xgap": 1 if len(clients) <= 60 else 0,
+        "ygap": 1 if len(counts) <= 40 else 0,
+    }
+    bars = {
+        "type": "bar",
+        "x": clients,
+        "y": run.labels.sum(1).tolist(),
+        "yaxis": "y2",
+        "marker": {"color": "#8494a4"},
+        "hovertemplate": "client %{x}<br>%{y:,d} rows<extra></extra>",
+    }
+    step = max(1, len(counts) // 26)
+    top = 0.2
+    y = {
+        "domain": [0, 1 - top - 0.03],
+        "tickvals": list(range(0, len(counts), step)),
+        "ticktext": [text(name, 14) for name in run.classes[::step]],
+        "range": [len(counts) - 0.5, -0.5],
+        "showgrid": False,
+        "zeroline": False,
+    }
+    y2 = {"domain": [1 - top, 1], "nticks": 3, "automargin": True, "rangemode": "tozero", "title": _title("rows")}
+    x = {"title": _title("client"), "showgrid": False, "zeroline": False, **_whole(np.arange(len(clients)))}
+    ticks = _counts(int(counts.max()))
+    bar: dict[str, Any] = {
+        "title": {"text": "rows"},
+        "tickvals": plain(np.sqrt(ticks)),
+        "ticktext": [f"{t:,}" for t in ticks],
+    }
+    bar |= {"thickness": 10, "len": 0.8, "y": 0.4, "outlinewidth": 0}
+    scale = {SEQUENTIAL: {"cmin": 0, "cmax": float(np.sqrt(counts.max())), "colorbar": bar}}
+    height = 170 + min(520, max(160, 22 * len(counts)))
+    return _plot([cells, bars], height, x, y, yaxis2=y2, bargap=0.25, **scale)
+
+
+def _counts(most: int) -> list[int]:
+    """Marks for a scale of square roots: 1, 2 or 5 times a power of ten, five of them at most."""
+    nice = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5) if digit * 10**power <= most]
+    return nice[:: -(len(nice) // 5 + 1)][::-1]
+
+
+# ---- clients over rounds, and features
+
+
+def grid(found: Grid, percent: bool) -> Plot:
+    """Client × round: cosines from −1 to 1, or shares in per cent."""
+    cells = {
+        "type": "heatmap",
+        "x": plain(found.rounds),
+        "y": list(range(len(found.values))),
+        "z": plain(100 * found.values if percent else found.values),
+        "hovertemplate": "client %{y}, round %{x}<br>" + ("%{z:.1f} %" if percent else "%{z:.3f}") + "<extra></extra>",
+        "hoverongaps": False,
+        "coloraxis": SEQUENTIAL if percent else DIVERGING,
+        "xgap": 1 if len(found.rounds) <= 40 else 0,
+        "ygap": 1 if len(found.values) <= 40 else 0,
+    }
+    flat = {"showgrid": False, "zeroline": False}
+    bar = {"ticksuffix": " %", "thickness": 10, "outlinewidth": 0, "nticks": 6}
+    most = 100 * float(np.nanmax(found.values)) or 1.0
+    shared = {DIVERGING: {"cmin": -1, "cmax": 1, "showscale": False}}
+    scale = {SEQUENTIAL: {"cmin": 0, "cmax": most, "colorbar": bar}} if percent else shared
+    x = {"title": _title("round"), **flat, **_whole(found.rounds)}
+    y = {"title": _title("client"), **flat, **_whole(np.arange(len(found.values))), "autorange": "reversed"}
+    return _plot([cells], 90 + min(420, max(150, 16 * len(found.values))), x, y, **scale)
+
+
+def scatter(run: Run, found: Points) -> Plot:
+    """A colour a class."""
+    colours = class_colours(len(run.classes))
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": text(run.classes[label]),
+            "x": plain(found.places[found.labels == label, 0]),
+            "y": plain(found.places[found.labels == label, 1]),
+            "marker": {"color": colours[label], "size": 4, "opacity": 0.8},
+            "hovertemplate": "%{fullData.name}<extra></extra>",
+        }
+        for label in np.unique(found.labels).tolist()
+    ]
+    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "ticks": ""}
+    return _plot(data, 300, bare, bare | {"scaleanchor": "x"}, hovermode="closest")

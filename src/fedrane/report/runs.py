@@ -1,0 +1,150 @@
+"""The runs a report is about: read from their folders, and grouped into lines that differ in their seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrane.errors import CheckpointError
+from fedrane.evaluation import Metrics
+from fedrane.experiment import dotted, read_toml
+from fedrane.folder import CONFIG, FACTS, METRICS, Folder
+
+DEPTH = 3
+"""How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
+UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every"})
+"""Settings that tell no two experiments apart."""
+NAME = "method.name"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one folder holds; nothing of it needs the dataset, or the code of the method."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    """By their dotted keys."""
+    history: Sequence[Metrics]
+    finished: bool
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    """Training rows of each client (row) and class (column)."""
+
+    @property
+    def seed(self) -> int:
+        return int(self.settings["seed"])
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """What it has in common with its repetitions."""
+        return {key: value for key, value in self.settings.items() if key not in UNCOUNTED}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One experiment and its repetitions, in the order of their seeds: a line of the table, a curve of a plot."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.first.experiment
+
+
+def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
+    """The lines of these run folders, or of folders that contain them, and what a reader must know of the runs."""
+    found = {folder.path.resolve(): folder for path in paths for folder in _folders(Path(path))}
+    notes: list[str] = []
+    kept: list[Run] = []
+    for folder in found.values():
+        run = read(folder)
+        twins = [other for other in kept if other.seed == run.seed and other.experiment == run.experiment]
+        if not run.history:
+            notes.append(f"{run.path} is left out: no round of it is finished yet.")
+        elif twins:
+            notes.append(f"{run.path} is left out: it repeats {twins[0].path}, seed included.")
+        else:
+            kept.append(run)
+    if not kept:
+        why = notes[0] if notes else "no folder was named"
+        raise CheckpointError("there is nothing to report", why, "Let a run finish its first round")
+    return list(_lines(kept, notes)), notes
+
+
+def _folders(path: Path) -> list[Folder]:
+    if Folder(path).holds_run():
+        return [Folder(path)]
+    levels = (path.glob("*/" * depth + CONFIG) for depth in range(1, DEPTH + 1))
+    below = [Folder(config.parent) for level in levels for config in sorted(level)]
+    if not below:
+        what = f"neither it nor a folder in it has a {CONFIG}" if path.is_dir() else "there is no such folder"
+        raise CheckpointError(f"{path} holds no run", what, "Name what 'fedrane run' or 'fedrane compare' has written")
+    return below
+
+
+def read(folder: Folder) -> Run:
+    settings = dotted(read_toml(folder.path / CONFIG))
+    for key, kind in (("seed", int), ("rounds", int), ("dataset", str), (NAME, str)):
+        if not isinstance(settings.get(key), kind):
+            why = f"it has {key}={settings[key]}" if key in settings else f"it has no {key}"
+            raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
+    history = folder.read_metrics()
+    for number, record in enumerate(history, 1):
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            raise CheckpointError(f"{folder.path / METRICS}, line {number}, is not the record of a round")
+    facts = folder.read_json(FACTS)
+    try:
+        classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
+    if labels.ndim != 2 or labels.shape[1] != len(classes):
+        raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
+    return Run(folder.path, settings, history, folder.finished, classes, labels)
+
+
+def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
+    """In the order in which their first runs came. An unfinished repetition stands back where a finished one exists."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        same = [group for group in groups if group[0].experiment == run.experiment]
+        if same:
+            same[0].append(run)
+        else:
+            groups.append([run])
+    for group, name in zip(groups, names([group[0].settings for group in groups]), strict=True):
+        whole = [run for run in group if run.finished]
+        for run in (run for run in group if not run.finished):
+            done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
+            notes.append(f"{done}; it is left out beside finished ones." if whole else f"{done}.")
+        yield Line(name, tuple(sorted(whole or group, key=lambda run: run.seed)))
+
+
+def names(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each one's method, with what tells it apart from others of that method.
+
+    >>> names([{"method.name": "fedavg", "lr": 0.1}, {"method.name": "fedavg", "lr": 0.5}, {"method.name": "local"}])
+    ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']
+    """
+    short = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    told = []
+    for name, settings in zip(short, experiments, strict=True):
+        namesakes = [other for other, its in zip(experiments, short, strict=True) if its == name]
+        own = [f"{key.removeprefix('method.')}={settings[key]}" for key in differing(namesakes) if key in settings]
+        told.append(f"{name} ({', '.join(own)})" if own else name)
+    return told
+
+
+def differing(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys, but those that tell no experiments apart, whose values are not the same wherever they are set."""
+    keys = dict.fromkeys(key for settings in experiments for key in settings if key not in UNCOUNTED)
+    return [key for key in keys if len({str(settings[key]) for settings in experiments if key in settings}) > 1]

@@ -1,0 +1,74 @@
+"""Features of a global model: those that its head answers from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedrane
+from fedrane.errors import FedraneError
+from fedrane.folder import Folder
+from fedrane.report.features import features, points
+from fedrane.report.runs import read
+from fedrane.run import read_models
+from problems import quick
+
+DIGITS = fedrane.data.load("digits")
+ROWS = np.arange(0, 350, 7)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrane"])
+def test_the_head_answers_from_them(method: str, tmp_path: Path) -> None:
+    """The head on the features is the model's answer; FedRANE's lie on the sphere that its head is made for."""
+    fedrane.run(quick(method=method, rounds=1), tmp_path / "run")
+    models = fedrane.load(tmp_path / "run")
+    found = torch.from_numpy(features(models, models.model, DIGITS, ROWS)).float()
+    head = {name.removeprefix("head."): value for name, value in models.server.model.params.items() if "head" in name}
+    scores = torch.func.functional_call(models.task.parts["head"], head, found)
+    assert torch.allclose(scores, models.model(torch.from_numpy(DIGITS.x_test[ROWS])), atol=1e-5)
+    if method == "fedrane":
+        assert torch.allclose(found.norm(dim=1), torch.ones(len(ROWS)), atol=1e-5)
+
+
+def test_the_server_alone_is_the_same_server(tmp_path: Path) -> None:
+    """Read without its clients, a checkpoint gives the same global model."""
+    fedrane.run(quick(method="fedrane", rounds=1), tmp_path / "run")
+    whole, part = fedrane.load(tmp_path / "run"), read_models(Folder(tmp_path / "run"), clients=False)
+    assert fedrane.tree.equal(whole.server, part.server)
+    assert whole.owns
+    assert not part.owns
+
+
+def test_rows_in_the_plane(tmp_path: Path) -> None:
+    """As many as asked for, the same for every method, each with its class; what is told apart lies apart."""
+    fedrane.run(quick(rounds=2, epochs=5, batch=16), tmp_path / "one")
+    fedrane.run(quick(rounds=1, method="fedprox"), tmp_path / "other")
+    one, other = (points(read(Folder(tmp_path / name)), 150) for name in ("one", "other"))
+    assert one.labels.tolist() == other.labels.tolist()
+    assert one.places.shape == (150, 2)
+    assert (one.round, other.round) == (2, 1)
+    away = np.linalg.norm(one.places[:, None] - one.places[None], axis=2) + 1e9 * np.eye(150)
+    neighbours = one.labels[away.argmin(1)]
+    assert (neighbours == one.labels).mean() > 0.6, "by chance it would be a tenth"
+
+
+def test_where_there_is_no_global_model(tmp_path: Path) -> None:
+    fedrane.run(quick(method="local", rounds=1), tmp_path / "run")
+    with pytest.raises(FedraneError, match="no global model"):
+        points(read(Folder(tmp_path / "run")))
+
+
+def test_where_the_dataset_is_not_here(tmp_path: Path) -> None:
+    """A dataset that was handed over, or one that has changed since."""
+    fedrane.run(quick(rounds=1), tmp_path / "given", dataset=DIGITS)
+    with pytest.raises(FedraneError, match="handed over from Python"):
+        points(read(Folder(tmp_path / "given")))
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=DIGITS.x, y=DIGITS.y)
+    fedrane.run(quick(rounds=1, dataset=str(path)), tmp_path / "mine")
+    np.savez(path, x=DIGITS.x[:, :, :4], y=DIGITS.y)
+    with pytest.raises(FedraneError, match="not the dataset"):
+        points(read(Folder(tmp_path / "mine")))

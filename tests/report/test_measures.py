@@ -1,0 +1,126 @@
+"""The numbers of a report against what the folders hold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import folders
+from fedrane.report import measures
+from fedrane.report.runs import Line, gather
+
+
+def lines_of(*paths: Path) -> list[Line]:
+    return gather(paths)[0]
+
+
+def test_a_curve_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    """With the deviation of a sample beside it, as in the table, and what was spent until then."""
+    for seed in range(3):
+        folders.simple(tmp_path / str(seed), seed=seed)
+    (curve,) = measures.curves(lines_of(tmp_path), "global")
+    values = np.array([[folders.record(r, seed)["global/accuracy"] for r in (1, 2, 3)] for seed in range(3)])
+    assert curve.rounds.tolist() == [1, 2, 3]
+    assert curve.mean == pytest.approx(values.mean(0))
+    assert curve.deviation == pytest.approx(values.std(0, ddof=1))
+    assert curve.seconds.tolist() == [2, 4, 6]
+    assert curve.sent.tolist() == [4000, 8000, 12000]
+    assert not measures.curves(lines_of(tmp_path), "personal"), "FedAvg has no personal model"
+
+
+def test_a_curve_has_the_rounds_that_all_repetitions_have(tmp_path: Path) -> None:
+    """A run that stopped early, and rounds without an evaluation."""
+    unmeasured = {key: value for key, value in folders.record(2).items() if key != "global/accuracy"}
+    folders.write(tmp_path / "0", [folders.record(1), unmeasured, folders.record(3), folders.record(4)], rounds=4)
+    folders.write(tmp_path / "1", [folders.record(r) for r in (1, 2, 3)], seed=1, rounds=4)
+    (curve,) = measures.curves(lines_of(tmp_path), "global")
+    assert curve.rounds.tolist() == [1, 3]
+    assert curve.seconds.tolist() == [2, 6], "the round without an evaluation took its time too"
+
+
+def test_one_seed_has_no_band(tmp_path: Path) -> None:
+    (curve,) = measures.curves(lines_of(folders.simple(tmp_path / "run")), "global")
+    assert curve.deviation is None
+
+
+def test_what_a_target_costs(tmp_path: Path) -> None:
+    """The first round that is as good, and all before it; means over the runs that got there."""
+    for seed, accuracies in enumerate(([0.1, 0.6, 0.5, 0.9], [0.1, 0.2, 0.6, 0.4], [0.1, 0.1, 0.1, 0.1])):
+        records = [folders.record(r, **{"global/accuracy": a}) for r, a in enumerate(accuracies, 1)]
+        folders.write(tmp_path / str(seed), records, seed=seed)
+    lines = lines_of(tmp_path)
+    (cost,) = measures.reached(lines, "global", 0.6)
+    assert cost == measures.Reached(0, 2, 2.5, 5.0, 2500.0, 7500.0)
+    (never,) = measures.reached(lines, "global", 0.95)
+    assert never.runs == 0
+    assert math.isnan(never.seconds)
+
+
+def test_targets_worth_asking_for(tmp_path: Path) -> None:
+    """None beyond what anybody reaches; the first one is in reach of half of the lines."""
+    for name, best in (("a", 0.97), ("b", 0.86), ("c", 0.3)):
+        folders.write(tmp_path / name, [folders.record(1, **{"global/accuracy": best})], name=name)
+    options, first = measures.targets(lines_of(tmp_path), "global")
+    assert options == sorted(options, reverse=True)
+    assert options[0] == 0.97
+    assert first == 0.85
+
+
+def test_clients_in_rounds_they_missed(tmp_path: Path) -> None:
+    """A number belongs to the client that gave it, whoever else took part; who did not has a gap."""
+    cohorts = [[0, 3], [], [4], [1, 2, 3]]
+    records = [folders.record(r, cohort=c, cosine=[k / 10 for k in c]) for r, c in enumerate(cohorts, 1)]
+    del records[1]["cosine"]
+    (grid,) = measures.grids(lines_of(folders.write(tmp_path / "run", records)), measures.COSINE)
+    assert grid.rounds.tolist() == [1, 3, 4]
+    for column, cohort in enumerate(c for c in cohorts if c):
+        assert np.flatnonzero(np.isfinite(grid.values[:, column])).tolist() == cohort
+        assert grid.values[cohort, column].tolist() == [k / 10 for k in cohort]
+
+
+@settings(max_examples=20)
+@given(weights=st.lists(st.floats(0, 1e6), min_size=folders.CLIENTS, max_size=folders.CLIENTS))
+def test_shares_add_up(weights: list[float], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """To one in every round; to nothing where the server stays where it is."""
+    path = tmp_path_factory.mktemp("run")
+    folders.write(path, [folders.record(1, **{"gne/weights": weights})])
+    (grid,) = measures.shares(lines_of(path))
+    assert grid.values.sum() == pytest.approx(1 if sum(weights) else 0)
+    assert np.argsort(grid.values[:, 0], kind="stable").tolist() == np.argsort(weights, kind="stable").tolist()
+
+
+def test_layers_that_bargain_by_themselves(tmp_path: Path) -> None:
+    """Have a list of weights each: the client's is the mean over them."""
+    layers = [[1.0, 0, 0, 0, 1.0], [0, 1.0, 0, 0, 1.0]]
+    path = folders.write(tmp_path / "run", [folders.record(1, **{"gne/weights": layers})])
+    assert measures.shares(lines_of(path))[0].values[:, 0] == pytest.approx([0.25, 0.25, 0, 0, 0.5])
+
+
+def test_the_worst_clients(tmp_path: Path) -> None:
+    """By their mean over the lines, over all seeds that the lines share."""
+    for name, shift in (("a", 0.0), ("b", 0.2)):
+        for seed in range(3):
+            records = [folders.record(1, **{"global/local_clients": [0.5 + shift, 0.1 * seed + shift, 0.7, 0.8, 0.9]})]
+            folders.write(tmp_path / name / str(seed), records, name=name, seed=seed)
+    worst = measures.worst(lines_of(tmp_path), "global")
+    assert worst.who[:3] == [(0, 1), (1, 1), (2, 1)]
+    assert worst.accuracy[:, 0].tolist() == [0.0, 0.2]
+    assert len(worst.who) == measures.WORST_SHOWN
+    assert (np.diff(worst.accuracy.mean(0)) >= 0).all()
+
+
+def test_partitions_that_differ_are_told_apart(tmp_path: Path) -> None:
+    folders.simple(tmp_path / "a", name="a")
+    folders.simple(tmp_path / "b", name="b")
+    lines = lines_of(tmp_path)
+    assert measures.share_partitions(lines)
+    assert [who for who, _ in measures.partitions(lines)] == [[0, 1]]
+    folders.simple(tmp_path / "c", name="c", classes=("another", "one", "two"))
+    lines = lines_of(tmp_path)
+    assert not measures.share_partitions(lines)
+    assert [who for who, _ in measures.partitions(lines)] == [[0, 1], [2]]

@@ -1,0 +1,121 @@
+"""Which runs a report is about: found, grouped by what they have in common, and refused with one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import folders
+from fedrane.errors import FedraneError
+from fedrane.report.runs import differing, gather, names
+
+
+def test_repetitions_are_one_line(tmp_path: Path) -> None:
+    """Whatever order their folders come in; a folder that is named twice counts once."""
+    for name in ("fedavg", "local"):
+        for seed in (0, 1, 2):
+            folders.simple(tmp_path / name / f"seed-{seed}", name=name, seed=seed)
+    lines, notes = gather([tmp_path])
+    assert [(line.name, [run.seed for run in line.runs]) for line in lines] == [
+        ("fedavg", [0, 1, 2]),
+        ("local", [0, 1, 2]),
+    ]
+    assert not notes
+    turned = [tmp_path / "local" / "seed-2", tmp_path / "local", tmp_path / "fedavg" / "seed-1", tmp_path / "fedavg"]
+    again, notes = gather(turned)
+    assert [(line.name, [run.seed for run in line.runs]) for line in again] == [
+        ("local", [0, 1, 2]),
+        ("fedavg", [0, 1, 2]),
+    ]
+    assert not notes
+
+
+def test_one_method_with_two_settings_is_two_lines(tmp_path: Path) -> None:
+    folders.simple(tmp_path / "a", lr=0.1)
+    folders.simple(tmp_path / "b", lr=0.5)
+    folders.simple(tmp_path / "c", lr=0.5, name="other", checkpoint_every=7)
+    lines, _ = gather([tmp_path])
+    assert [line.name for line in lines] == ["fedavg (lr=0.1)", "fedavg (lr=0.5)", "other"]
+    assert differing([line.settings for line in lines]) == ["lr", "method.name"]
+
+
+def test_names_of_namesakes() -> None:
+    """Of two methods of one name in two files, each is told by its file."""
+    one, other = ({"method.name": f"/{place}/prox.py:Prox"} for place in ("a", "b"))
+    assert names([one, other]) == ["Prox (name=/a/prox.py:Prox)", "Prox (name=/b/prox.py:Prox)"]
+    assert names([one]) == ["Prox"]
+
+
+def test_unfinished_runs(tmp_path: Path) -> None:
+    """Beside a finished repetition one stands back; alone it is shown. Either way it is said."""
+    folders.simple(tmp_path / "fedavg" / "seed-0")
+    cut = folders.simple(tmp_path / "fedavg" / "seed-1", seed=1, rounds=2, finished=False)
+    cut.joinpath("config.toml").write_text(cut.joinpath("config.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    lines, notes = gather([tmp_path])
+    assert [run.seed for run in lines[0].runs] == [0]
+    assert notes == [f"{cut} is unfinished: 2 of 3 rounds; it is left out beside finished ones."]
+    lines, notes = gather([cut])
+    assert [run.seed for run in lines[0].runs] == [1]
+    assert notes == [f"{cut} is unfinished: 2 of 3 rounds."]
+
+
+def test_a_run_that_has_not_finished_a_round(tmp_path: Path) -> None:
+    """Is left out with a note; where there is nothing else, there is no report."""
+    empty = folders.write(tmp_path / "empty", [], rounds=3, finished=False)
+    folders.simple(tmp_path / "whole")
+    lines, notes = gather([tmp_path])
+    assert len(lines) == 1
+    assert notes == [f"{empty} is left out: no round of it is finished yet."]
+    with pytest.raises(FedraneError, match="nothing to report"):
+        gather([empty])
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    folders.simple(tmp_path / "a")
+    folders.simple(tmp_path / "b", data_root="elsewhere")
+    lines, notes = gather([tmp_path])
+    assert len(lines[0].runs) == 1
+    assert notes == [f"{tmp_path / 'b'} is left out: it repeats {tmp_path / 'a'}, seed included."]
+
+
+def test_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
+    run = folders.simple(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "global/acc')
+    lines, _ = gather([run])
+    assert [record["round"] for record in lines[0].first.history] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.toml", "seed = ", "TOML"),
+        ("config.toml", "rounds = 3", "no seed"),
+        ("config.toml", 'seed = 0\nrounds = "x"', "rounds=x"),
+        ("metrics.jsonl", "{]\n{}\n", "line 1"),
+        ("metrics.jsonl", '{"round": 1}\n[1]\n', "line 2"),
+        ("metrics.jsonl", '{"loss": 1}\n', "line 1"),
+        ("facts.json", "{}", "classes"),
+        ("facts.json", '{"inputs": {"classes": ["a"]}, "labels": [[1, 2]]}', "1 classes"),
+        ("facts.json", None, "missing"),
+    ],
+)
+def test_damaged_folders(tmp_path: Path, file: str, content: str | None, said: str) -> None:
+    """One line that names the file and what is wrong with it."""
+    run = folders.simple(tmp_path / "run")
+    if content is None:
+        (run / file).unlink()
+    else:
+        (run / file).write_text(content)
+    with pytest.raises(FedraneError, match=said) as error:
+        gather([run])
+    assert file in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
+        with pytest.raises(FedraneError, match="holds no run"):
+            gather([path])

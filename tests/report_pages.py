@@ -1,0 +1,39 @@
+"""A page with everything that a report can show, and with names that a page must not believe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import folders
+from fedrane.report import page
+from fedrane.report.features import Points
+from fedrane.report.runs import Line, gather
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>$x_{1}$ %{y} &amp;"
+)
+"""Of a method; a class is called likewise."""
+CLASSES = ("zero", "<b>one</b>", "'two\" & $3$", "{{ four }}")
+
+
+def runs(root: Path) -> list[Line]:
+    """Four methods, one of them with one seed; the last is the hostile one."""
+    for seed in (0, 1):
+        folders.simple(root / "a" / str(seed), seed=seed, classes=CLASSES)
+        folders.alone(root / "b" / str(seed), seed=seed, classes=CLASSES)
+        folders.full(root / "c" / str(seed), seed=seed, classes=CLASSES)
+    folders.full(root / "d" / "0", name=f"/x/own.py:{HOSTILE}", classes=CLASSES, lr=0.5)
+    return gather([root])[0]
+
+
+def points(rows: int = 40) -> Points:
+    draws = np.random.default_rng(0)
+    return Points(4, draws.normal(size=(rows, 2)), np.arange(rows) % len(CLASSES))
+
+
+def full(root: Path) -> str:
+    lines = runs(root)
+    embedded = {0: points(), 1: "no global model.", 2: points(), 3: points()}
+    return page.html(lines, [f"a note on {HOSTILE}"], embedded)
