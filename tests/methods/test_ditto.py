@@ -21,7 +21,7 @@ def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.
     problem = Quadratics(monkeypatch)
     method, fed = Ditto(strength, personal_steps=2), problem.federation
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.05, 800)
+    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.15, 150)
     sent_down = problem.point(server.model.params)
     for k in range(3):
         matrix = problem.curvatures[k] + strength * torch.eye(4, dtype=DOUBLE)

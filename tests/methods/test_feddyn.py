@@ -40,7 +40,7 @@ def test_the_clients_minimiser_in_closed_form(monkeypatch: pytest.MonkeyPatch) -
     method, fed = FedDyn(strength=0.7), problem.federation
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in (1, 2, 3):
-        sent = Sequential(method, fed).train(server, owns, [0, 1, 2], round, 0.1, 800)
+        sent = Sequential(method, fed).train(server, owns, [0, 1, 2], round, 0.3, 100)
         origin = problem.point(server.model.params)
         for k in range(3):
             dual = problem.point(owns[k].extra["dual"]) if owns else torch.zeros(4, dtype=DOUBLE)

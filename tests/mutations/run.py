@@ -225,7 +225,7 @@ def report(jobs: Iterator[Job], good: str, bad: str) -> int:
     """One line a job; gives how many went wrong."""
     wrong = 0
     for job in jobs:
-        by = "; ".join(seen.failed for seen in job.ended.laws.values())
+        by = "; ".join(seen.failed for seen in job.ended.laws.values() if seen.failed)
         wrong += bool(job.problem)
         word = bad if job.problem else good
         print(f"{word:9}{job.seconds:6.1f} s  {job.title}  {job.problem or by}".rstrip(), flush=True)
