@@ -126,7 +126,11 @@ def test_the_recorded_loss_is_the_mean_over_rows() -> None:
 def test_the_order_of_clients_is_irrelevant() -> None:
     """To the last bit: uploads are merged in the order of client numbers, whoever answers first."""
     fed = federation(table(60), [list(range(10)), list(range(10, 35)), list(range(35, 60))], batch=8)
-    server = first(fed)
+    server, engine = first(fed), Sequential(FedAvg(), fed)
+    one, other = (engine.train(server, {}, order, 1, 0.1, 2) for order in ([0, 1, 2], [2, 0, 1]))
+    same_bytes(one.ups, other.ups)
+    assert other.cohort.index.tolist() == [0, 1, 2]
+    assert other.cohort.size.tolist() == [10, 25, 25]
     same_bytes(one_round(fed, server, 1, 0.1, 2, [0, 1, 2]), one_round(fed, server, 1, 0.1, 2, [2, 0, 1]))
 
 
