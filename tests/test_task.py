@@ -107,6 +107,19 @@ def test_a_given_network_keeps_its_weights() -> None:
     assert not torch.equal(task_of(network, "2", (6,), 3).init().params["body.0.weight"], network[0].weight)
 
 
+def test_a_branch_of_a_network_that_keeps_its_weights_starts_from_the_seed() -> None:
+    """It has none of its own to keep; what torch's global generator says must not matter."""
+    first, again, other = (
+        task_of(dense((6,), 3), "2", (6,), 3, fresh=False, seed=seed).add("extra", nn.Linear(5, 4)).init().params
+        for seed in (0, 0, 1)
+    )
+    fresh = task_of(dense((6,), 3), "2", (6,), 3).add("extra", nn.Linear(5, 4)).init().params
+    for name in ("extra.weight", "extra.bias"):
+        assert torch.equal(first[name], again[name])
+        assert torch.equal(first[name], fresh[name])
+        assert not torch.equal(first[name], other[name])
+
+
 def test_a_head_may_lie_deep() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 2)))
     task = task_of(network, "1.1", (4,), 2)

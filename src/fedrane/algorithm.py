@@ -78,6 +78,10 @@ class Algorithm:
         """Moves, or is frozen."""
         return True
 
+    def changes(self, name: str) -> bool:
+        """Whether the server's copy changes from round to round; what does not goes down to a client only once."""
+        return self.trains(name)
+
     def init(self, task: Task, roster: Roster) -> State:
         """What the server holds before the first round."""
         return State(task.init(), {})

@@ -24,7 +24,7 @@ from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.folder import TIMINGS, Checkpoint, Folder
 from fedrane.run import Result, run
-from fedrane.task import Batch, Context, State
+from fedrane.task import Batch, Context, Model, State
 
 CLASSES, FEATURES = 3, 6
 TOLERANCE = 1e-9
@@ -101,28 +101,40 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
     return Experiment(method=algorithm, **(settings | changes))
 
 
-def trained(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> Result:
+def trained(algorithm: Algorithm, normalised: bool = True, *, finale: bool = True, **changes: Any) -> Result:
+    """A run to its end, or to where its finale would begin."""
+    chosen = experiment(algorithm, **changes)
+    done = iter(range(1, chosen.rounds + 1))
+    stop = (lambda: False) if finale else (lambda: next(done) == chosen.rounds)
     try:
-        return run(experiment(algorithm, **changes), dataset=blobs(), model=network(normalised))
+        return run(chosen, dataset=blobs(), model=network(normalised), stop=stop)
     except ConfigError:
         if not changes.get("momentum"):
             raise
-    return trained(algorithm, normalised, **changes | {"momentum": 0.0})  # some methods' papers exclude momentum
+    changes["momentum"] = 0.0  # some methods' papers exclude momentum
+    return trained(algorithm, normalised, finale=finale, **changes)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A federation after one round, whose hooks can be called by hand."""
+    """A federation after one round, whose hooks, or those of a part of its finale, can be called by hand."""
 
     result: Result
+    algorithm: Algorithm
 
     @property
     def engine(self) -> Sequential:
-        return Sequential(self.result.experiment.algorithm, self.result.federation)
+        return Sequential(self.algorithm, self.result.federation)
 
     def context(self, client: int) -> Context:
         who = self.result.federation.client(client, 2, 0.1, 1)
         return self.engine.context(self.result.server, self.result.owns.get(client), who)
+
+
+def benches(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> list[Bench]:
+    """One for the method, one for each part of its finale."""
+    result = trained(algorithm, normalised, **changes)
+    return [Bench(result, stage) for stage in (algorithm, *algorithm.finale())]
 
 
 def states(result: Result) -> dict[str, Any]:
@@ -146,21 +158,25 @@ def another_seed_gives_another_result(algorithm: Algorithm) -> None:
 
 
 def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
-    bench = Bench(trained(algorithm, rounds=1))
-    task, server = bench.result.task, bench.result.server
-    sent = bench.engine.train(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
     turned = torch.tensor([3, 0, 4, 2, 1])
-    moved: dict[str, Any] = {k: v[turned] for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
-    cohort = sent.cohort._replace(**moved)
-    forward, _ = algorithm.aggregate(task, server, sent.ups, sent.cohort)
-    backward, _ = algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[turned], sent.ups), cohort)
-    gap = max((float((a - b).abs().max()) for a, b in _pairs(forward, backward) if a.numel()), default=0.0)
-    need(gap <= TOLERANCE, f"the server's state depends on the order of its clients (by {gap:.1e})")
+    for bench in benches(algorithm, rounds=1):
+        task, server = bench.result.task, bench.result.server
+        sent = bench.engine.train(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
+        moved: dict[str, Any] = {k: v[turned] for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
+        cohort = sent.cohort._replace(**moved)
+        forward, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
+        backward, _ = bench.algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[turned], sent.ups), cohort)
+        gap = max((float((a - b).abs().max()) for a, b in _pairs(forward, backward) if a.numel()), default=0.0)
+        need(gap <= TOLERANCE, f"the server's state depends on the order of its clients (by {gap:.1e})")
 
 
 def hooks_leave_their_inputs_unchanged(algorithm: Algorithm) -> None:
-    bench = Bench(trained(algorithm, rounds=1, participation=0.6))
-    task, server = bench.result.task, bench.result.server
+    for bench in benches(algorithm, rounds=1, participation=0.6):
+        _pure(bench)
+
+
+def _pure(bench: Bench) -> None:
+    task, server, algorithm = bench.result.task, bench.result.server, bench.algorithm
     before = tree.map(torch.clone, server)
     ctx = bench.context(0)
     kept = tree.map(torch.clone, _in_context(ctx))
@@ -197,7 +213,7 @@ def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
 
 def absent_clients_keep_their_state(algorithm: Algorithm) -> None:
     watched = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
-    bench = Bench(watched)
+    bench = Bench(watched, algorithm)
     before = {k: tree.map(torch.clone, own) for k, own in watched.owns.items()}
     sent = bench.engine.train(watched.server, watched.owns, [0, 2], 5, 0.1, 1)
     need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 gave states to {sorted(sent.owns)}")
@@ -215,12 +231,24 @@ def dtype_is_kept(algorithm: Algorithm) -> None:
 
 
 def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
-    result = trained(algorithm, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
-    first = algorithm.init(result.task, result.federation.roster).model.params
-    frozen = tree.pick(first, lambda name: not algorithm.trains(name))
-    for who, model in (("server", result.server.model), *((f"client {k}", o.model) for k, o in result.owns.items())):
-        for name, value in frozen.items():
-            need(name not in model.params or tree.equal(value, model.params[name]), f"{who}: frozen {name} has moved")
+    """Asked of each stage: a finale may tune what the rounds before it leave alone."""
+    result = trained(algorithm, finale=False, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
+    task, federation, server, owns = result.task, result.federation, result.server, dict(result.owns)
+    first = algorithm.init(task, federation.roster).model
+    _unmoved(algorithm, "server", first, server.model)
+    for k, own in owns.items():
+        _unmoved(algorithm, f"client {k}", first, own.model)
+    for number, stage in enumerate(algorithm.finale(), result.round + 1):
+        engine, everyone = Sequential(stage, federation), list(range(federation.population))
+        contexts = {k: engine.context(server, owns.get(k), federation.client(k, number, 0.05, 1)) for k in everyone}
+        sent = engine.train(server, owns, everyone, number, 0.05, stage.local_epochs(1))
+        after, _ = stage.aggregate(task, server, sent.ups, sent.cohort)
+        _unmoved(stage, "server after the finale", server.model, after.model)
+        for k, own in sent.owns.items():
+            kept = tree.equal(own, contexts[k].own)  # what was there before this stage, not what it started from
+            if not kept:
+                _unmoved(stage, f"client {k} after the finale", stage.start(task, contexts[k]), own.model)
+        server, owns = after, dict(sent.owns)
 
 
 def works_with_and_without_normalisation(algorithm: Algorithm) -> None:
@@ -232,25 +260,24 @@ def works_with_and_without_normalisation(algorithm: Algorithm) -> None:
 
 
 def padding_changes_nothing(algorithm: Algorithm) -> None:
-    for normalised in (True, False):
-        bench = Bench(trained(algorithm, normalised, rounds=1))
-        task, ctx = bench.result.task, bench.context(1)
-        exact = padded = algorithm.begin(task, ctx)
+    for bench in (*benches(algorithm, True, rounds=1), *benches(algorithm, False, rounds=1)):
+        stage, task, ctx = bench.algorithm, bench.result.task, bench.context(1)
+        exact = padded = stage.begin(task, ctx)
         for batch in bench.engine.batches(1, 2, 1):
-            exact = algorithm.step(task, ctx, exact, batch)
-            padded = algorithm.step(task, ctx, padded, _pad(batch, 7))
-        done = [algorithm.finish(task, ctx, work)._asdict() for work in (exact, padded)]
+            exact = stage.step(task, ctx, exact, batch)
+            padded = stage.step(task, ctx, padded, _pad(batch, 7))
+        done = [stage.finish(task, ctx, work)._asdict() for work in (exact, padded)]
         gap = max((float((a - b).abs().max()) for a, b in _pairs(*done) if a.numel()), default=0.0)
         need(gap <= TOLERANCE, f"rows that are not live change the result (by {gap:.1e})")
 
 
 def only_what_is_shared_travels(algorithm: Algorithm) -> None:
-    bench = Bench(trained(algorithm, rounds=1, participation=0.6))
-    sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
-    for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
-        kept = [name for name in names if not algorithm.shares(name)]
-        need(not kept, f"{', '.join(kept)} is not shared but goes {where}")
-    need(sent.cohort.labels is None, "the server sees its clients' labels")
+    for bench in benches(algorithm, rounds=1, participation=0.6):
+        sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
+        for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
+            kept = [name for name in names if not bench.algorithm.shares(name)]
+            need(not kept, f"{', '.join(kept)} is not shared but goes {where}")
+        need(sent.cohort.labels is None, "the server sees its clients' labels")
 
 
 def answers_are_those_declared(algorithm: Algorithm) -> None:
@@ -291,6 +318,12 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     answers_are_those_declared,
     it_learns,
 )
+
+
+def _unmoved(algorithm: Algorithm, who: str, before: Model, after: Model) -> None:
+    for name, value in after.params.items():
+        frozen = name in before.params and not algorithm.trains(name)
+        need(not frozen or tree.equal(value, before.params[name]), f"{who}: frozen {name} has moved")
 
 
 def _pairs(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -53,8 +53,12 @@ class Predictor(nn.Module):
     def __init__(self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs) -> None:
         super().__init__()
         self.inputs, self._task, self._algorithm = inputs, task, algorithm
-        self.parts = nn.ModuleDict({name: copy.deepcopy(part) for name, part in task.parts.items()})
         values = {**model.params, **model.stats}
+        held = {name.partition(".")[0] for name in values}
+        missing = {name for name, part in task.parts.items() if name not in held and list(part.parameters())}
+        # A branch that the model does not have must not be taken for one that it has.
+        kept = {name: copy.deepcopy(part) for name, part in task.parts.items() if name not in missing}
+        self.parts = nn.ModuleDict(kept)
         self.parts.load_state_dict({name: value.clone() for name, value in values.items()}, strict=False)
         image = len(inputs.shape) == 3
         normaliser = Normaliser.from_constants(inputs.mean, inputs.std, image, task.dtype, task.device)

@@ -109,8 +109,9 @@ class Task:
             module.to(device=self.device, dtype=self.dtype)
 
     def add(self, part: str, module: nn.Module) -> Task:
-        """The task with one more branch, or with one replaced."""
+        """The task with one more branch, or with one replaced; it starts from the seed whatever the network does."""
         new = convert(copy.deepcopy(module), part, self.norm)
+        self._draw(part, new)
         return replace(self, parts={**self.parts, part: new})
 
     def init(self) -> Model:
@@ -120,14 +121,18 @@ class Task:
         for part, module in self.parts.items():
             # Drawn in float32 on the CPU whatever the run's own, so that all precisions and devices start alike.
             first = copy.deepcopy(module).to(device="cpu", dtype=torch.float32 if self.fresh else None)
-            for path, layer in first.named_modules():
-                if self.fresh and hasattr(layer, "reset_parameters"):
-                    with torch.random.fork_rng(devices=[]):
-                        torch.manual_seed(key(self.seed, "init", f"{part}.{path}"))
-                        layer.reset_parameters()
+            if self.fresh:
+                self._draw(part, first)
             params |= {f"{part}.{name}": self._own(p) for name, p in first.named_parameters()}
             stats |= {f"{part}.{name}": self._own(b) for name, b in first.named_buffers() if self._is_stat(name)}
         return Model(params, stats)
+
+    def _draw(self, part: str, module: nn.Module) -> None:
+        for path, layer in module.named_modules():
+            if hasattr(layer, "reset_parameters"):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(key(self.seed, "init", f"{part}.{path}"))
+                    layer.reset_parameters()
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone().to(device=self.device, dtype=self.dtype)

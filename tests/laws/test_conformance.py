@@ -193,3 +193,78 @@ def test_every_law_has_a_mutant() -> None:
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 def test_every_law_can_be_broken(law: Any) -> None:
     assert conformance.check(MUTANTS[law.__name__](), law) is not None
+
+
+# ---- a finale is held to the laws as the rounds before it are
+
+
+@dataclass(frozen=True)
+class Closing(Algorithm):
+    """A method that does nothing wrong before its finale."""
+
+    last: str = ""
+
+    def trains(self, name: str) -> bool:
+        return not name.startswith("head.")
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ((FINALES | ALLOWED)[self.last](),)
+
+
+class Thaws(Closing):
+    """Averages a head that it says is frozen and has let decay."""
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ()
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        params = {name: p * 0.9 if name.startswith("head.") else p for name, p in server.model.params.items()}
+        return State(Model(params, server.model.stats), {}), {}
+
+
+class Melts(Closing):
+    """Leaves its clients a head that it says is frozen and is not."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ()
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(own=State(tree.scale(work.model, 0.9), {}))
+
+
+class Tunes(Closing):
+    """A finale may move what the rounds before it left alone."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def trains(self, name: str) -> bool:
+        return name.startswith("head.")
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ()
+
+
+FINALES: dict[str, type[Algorithm]] = {
+    "frozen_parameters_do_not_move": Thaws,
+    "hooks_leave_their_inputs_unchanged": InPlace,
+    "order_of_clients_is_irrelevant": FirstWins,
+    "padding_changes_nothing": CountsDead,
+    "only_what_is_shared_travels": Leaks,
+    "frozen": Melts,
+}
+ALLOWED = {"tunes": Tunes}
+
+
+@pytest.mark.parametrize("name", FINALES)
+def test_a_finale_can_break_a_law(name: str) -> None:
+    law = next(law for law in conformance.LAWS if law.__name__.startswith(name))
+    found = conformance.check(Closing(name), law)
+    assert found is not None
+    assert "after the finale" in found or not name.startswith("frozen")
+
+
+def test_a_finale_may_tune_what_was_frozen() -> None:
+    assert conformance.check(Closing("tunes"), conformance.frozen_parameters_do_not_move) is None

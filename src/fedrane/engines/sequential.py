@@ -91,11 +91,11 @@ class Sequential:
         return Predicted(torch.cat(labels).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
 
     def _arriving(self, down: State, first: bool) -> State:
-        """What must really be sent: a frozen parameter goes to a client once."""
+        """What must really be sent: a parameter that never changes at the server goes to a client once."""
         if first:
             return down
-        trained = tree.pick(down.model.params, self.algorithm.trains)
-        return State(Model(trained, down.model.stats), down.extra)
+        changed = tree.pick(down.model.params, self.algorithm.changes)
+        return State(Model(changed, down.model.stats), down.extra)
 
 
 def stack_clients(clients: list[Client]) -> Client:

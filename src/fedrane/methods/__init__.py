@@ -17,12 +17,16 @@ from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.fedbabu import FedBABU
 from fedrane.methods.feddyn import FedDyn
 from fedrane.methods.fedper import FedPer
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
+from fedrane.methods.fedrod import FedRoD
 from fedrane.methods.local import Local
+from fedrane.methods.moon import MOON
 from fedrane.methods.scaffold import Scaffold
+from fedrane.methods.spherefed import SphereFed
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,12 @@ METHODS: dict[str, Method] = {
     "fedprox": Method(FedProx, "MLSys", 2020),
     "scaffold": Method(Scaffold, "ICML", 2020),
     "feddyn": Method(FedDyn, "ICLR", 2021),
+    "moon": Method(MOON, "CVPR", 2021),
     "fedper": Method(FedPer, "arXiv", 2019),
     "ditto": Method(Ditto, "ICML", 2021),
+    "fedrod": Method(FedRoD, "ICLR", 2022),
+    "fedbabu": Method(FedBABU, "ICLR", 2022),
+    "spherefed": Method(SphereFed, "ECCV", 2022),
     "fedrane": Method(FedRANE, "ACM MM", 2023),
     "fedrane-wo-lra": Method(FedRANE, "ACM MM", 2023, {"lra": False}),
     "fedrane-wo-gne": Method(FedRANE, "ACM MM", 2023, {"gne": False}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ class OrthonormalHead(nn.Linear):
             raise ConfigError(
                 f"an orthonormal head for {classes} classes on {width} features",
                 "there are no more orthonormal rows than features",
-                "Use a wider model, or method.head=linear",
+                "Use a wider model (fedrane also has method.head=linear)",
             )
         super().__init__(width, classes, bias=False)
 
@@ -43,8 +45,45 @@ def with_head(task: Task, head: str) -> Task:
     return task
 
 
+def targets(y: Tensor, classes: int) -> Tensor:
+    """The rows e_y; a comparison, because ``one_hot`` looks at values."""
+    return y[:, None] == torch.arange(classes, device=y.device)
+
+
 def squared_error(scores: Tensor, batch: Batch) -> Tensor:
     """½‖scores − e_y‖², the mean over live rows."""
-    classes = torch.arange(scores.shape[-1], device=scores.device)
-    target = (batch.y[:, None] == classes).to(scores.dtype)
+    target = targets(batch.y, scores.shape[-1]).to(scores.dtype)
     return mean_over_live(0.5 * (scores - target).square().sum(-1), batch.live)
+
+
+class Moments(NamedTuple):
+    """Sums over rows, in float64, from which the best linear head on unit features can be told; they simply add up."""
+
+    gram: Tensor
+    """Σ z zᵀ."""
+    cross: Tensor
+    """Σ z e_yᵀ."""
+    rows: Tensor
+
+    @classmethod
+    def zeros(cls, width: int, classes: int, device: torch.device) -> Moments:
+        return cls(
+            *(torch.zeros(size, dtype=torch.float64, device=device) for size in ((width,) * 2, (width, classes), ()))
+        )
+
+    @classmethod
+    def of(cls, features: Tensor, batch: Batch, classes: int) -> Moments:
+        z = torch.where(batch.live[:, None], features, 0).double()
+        return cls(z.mT @ z, z.mT @ targets(batch.y, classes).double(), batch.live.sum().double())
+
+    def ridge_regression(self, ridge: float) -> Tensor:
+        """The head W that minimises Σ ‖Wz − e_y‖² + ridge ‖W‖²."""
+        unit = torch.eye(len(self.gram), dtype=self.gram.dtype, device=self.gram.device)
+        transposed: Tensor = torch.linalg.solve(self.gram + ridge * unit, self.cross)
+        return transposed.mT
+
+    def squared_error(self, head: Tensor) -> Tensor:
+        """½‖Wz − e_y‖², the mean over rows: ‖e_y‖ is 1."""
+        head = head.double()
+        total = (head @ self.gram * head).sum() - 2 * (head * self.cross.mT).sum() + self.rows
+        return 0.5 * total / self.rows.clamp(min=1)

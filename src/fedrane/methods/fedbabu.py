@@ -1,0 +1,76 @@
+"""FedBABU: Oh, Kim & Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022.
+
+The head stays as it was drawn, for all rounds and all clients; only the body is trained, and averaged as in FedAvg:
+
+    θ_B ← Σ_k (n_k / n) θ_B,k,        θ_H fixed.
+
+After the last round each client tunes its own copy of the global model on its own rows, and answers with that.
+
+*Deviations*: the head is frozen by not being among what the optimiser is given, so neither momentum nor weight decay
+moves it; the official code gives it a rate of 0. Tuning uses the experiment's optimiser at a fraction of its last rate:
+the official code trains at 0.1 falling to 0.001 and tunes at 0.001 with momentum 0.9, about 0.01 without. When only a
+part is tuned the running statistics of BatchNorm still follow the client's rows, as there. Before the finale a client
+answers with the model it trained last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Work
+from fedrane.errors import check_choices, check_ranges
+from fedrane.task import Batch, Client, Context, Model, State, Task
+
+
+@dataclass(frozen=True)
+class FedBABU(Algorithm):
+    """A body trained under a fixed random head; each client tunes a copy in the end."""
+
+    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+
+    tune: str = "full"
+    tune_epochs: int = 5  # τ_f
+    tune_rate: float = 0.1  # times the rate of the last round
+
+    def __post_init__(self) -> None:
+        check_choices(self, tune=("full", "head", "body"))
+        check_ranges(self, tune_epochs=(1, 1000), tune_rate=(1e-6, 1e3))
+
+    def trains(self, name: str) -> bool:
+        return not _head(name)
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return (Tuning(self.tune, self.tune_epochs, self.tune_rate),)
+
+
+@dataclass(frozen=True)
+class Tuning(FedBABU):
+    """FedBABU's finale: nothing goes up, and the server stays as it is."""
+
+    def trains(self, name: str) -> bool:
+        return self.tune == "full" or _head(name) == (self.tune == "head")
+
+    def changes(self, name: str) -> bool:
+        return not _head(name)
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        slower = ctx.client._replace(rate=self.tune_rate * ctx.client.rate)
+        return super().step(task, ctx._replace(client=slower), work, batch)
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(Model({}, {}), {}), own=State(work.model, {}))
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        return server, {}
+
+    def local_epochs(self, epochs: int) -> int:
+        return self.tune_epochs
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ()
+
+
+def _head(name: str) -> bool:
+    return name.startswith("head.")

@@ -1,0 +1,87 @@
+"""Fed-RoD: Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+
+A client trains two predictors by two losses. The generic one, body f and head g, sees its classes as if they were
+balanced (n_c of its rows are of class c); the personal one adds h_k(z) to it, for its own distribution:
+
+    balanced softmax   −log( n_y^γ e^{g(z)_y} / Σ_c n_c^γ e^{g(z)_c} ),        z = f(x),
+    cross entropy      of  g(z) + h_k(z)  with neither z nor g(z) having a gradient.
+
+f and g are averaged as in FedAvg; h_k stays with its client, and so do the counts n_c. The server answers with g(z),
+client k with g(z) + h_k(z).
+
+*Deviations*: the authors' repository holds no code to compare with. h_k is linear; the variant in which a hypernetwork
+makes h_k from the class distribution is not offered. h_k starts at zero, where a client's answer is the generic one. In
+a personal answer f and g are the latest the server has. ``clip`` measures the gradients of both losses together.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fedrane import tree
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Outcome
+from fedrane.errors import check_ranges
+from fedrane.ops.balance import balanced_cross_entropy
+from fedrane.task import Batch, Context, Model, State, Task, cross_entropy
+
+
+class Addition(nn.Linear):
+    """A linear layer that starts at zero."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+@dataclass(frozen=True)
+class FedRoD(Algorithm):
+    """A generic predictor for balanced classes, and a personal one added to it."""
+
+    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+
+    balance: float = 1.0  # γ
+
+    def __post_init__(self) -> None:
+        check_ranges(self, balance=(0, 100))
+        if self.balance == 0:
+            warnings.warn("Fed-RoD with method.balance=0 has FedAvg's global model", stacklevel=3)
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return ("loss", "personal")
+
+    def prepare(self, task: Task) -> Task:
+        return task.add("personal", Addition(task.width, task.classes))
+
+    def shares(self, name: str) -> bool:
+        return not _personal(name)
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        net = task.training(model, batch)
+        features = net.body(batch.x)
+        scores = net.head(features)
+        generic = balanced_cross_entropy(scores, _counts(ctx), batch, self.balance)
+        personal = cross_entropy(scores.detach() + net.part("personal", features.detach()), batch)
+        return generic + personal, Outcome(net.stats, {"loss": generic, "personal": personal})
+
+    def global_model(self, task: Task, server: State) -> Model:
+        return Model(tree.pick(server.model.params, self.shares), server.model.stats)
+
+    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
+        net = task.answering(model, live)
+        features = net.body(x)
+        scores = net.head(features)
+        return scores + net.part("personal", features) if any(map(_personal, model.params)) else scores
+
+
+def _personal(name: str) -> bool:
+    return name.startswith("personal.")
+
+
+def _counts(ctx: Context) -> Tensor:
+    assert ctx.client.labels is not None  # noqa: S101 - a client knows its own; only a cohort does not
+    return ctx.client.labels

@@ -1,0 +1,94 @@
+"""MOON: Li, He & Song, "Model-Contrastive Federated Learning", CVPR 2021.
+
+A projection R stands on the features. With z = R(x) of the model in training, z_glob of the model that was sent and
+z_prev of the client's model at the end of its last round, each client minimises
+
+    CE + μ · ℓ_con,        ℓ_con = −log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) ),
+
+s being the cosine: representations are drawn to the global model's and away from the client's former ones. Only z has
+a gradient; the other two are answers of fixed models, with running statistics and without dropout (the official code's
+``eval()``).
+
+*Deviations*: in the paper the output layer stands on R (``projection="inline"``). Here R is by default a branch beside
+the head, so that all methods are compared on one network. Before its first round a client's former model is the one it
+is sent, so that ℓ_con is the constant log 2; the official code leaves the term out in round 1, and gives a client that
+is first sampled later a random network. One former model is kept, as in the paper's experiments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedrane import tree
+from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.errors import check_choices, check_ranges
+from fedrane.ops.sphere import unit
+from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, mean_over_live
+
+
+@dataclass(frozen=True)
+class MOON(Algorithm):
+    """FedAvg with a contrast between the global, the current and the former local model."""
+
+    strength: float = 5.0  # μ
+    temperature: float = 0.5  # τ
+    width: int = 256  # of the projection
+    projection: str = "branch"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, strength=(0, 1e6), temperature=(1e-3, 1e3), width=(1, 1e6))
+        check_choices(self, projection=("branch", "inline"))
+        if self.strength == 0:
+            longer = " on a network with a longer head" if self.projection == "inline" else ""
+            warnings.warn(f"MOON with method.strength=0 is FedAvg{longer}", stacklevel=3)
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return ("loss", "contrast")
+
+    def prepare(self, task: Task) -> Task:
+        layers = nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, self.width)
+        task = task.add("project", nn.Sequential(*layers))
+        return task.add("head", nn.Linear(self.width, task.classes)) if self.projection == "inline" else task
+
+    def join(self, task: Task, server: State, client: Client) -> State:
+        return super().join(task, server, client)._replace(extra={"previous": _seeing(server.model)})
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        net = task.training(model, batch)
+        features = net.body(batch.x)
+        z = net.part("project", features)
+        loss = cross_entropy(net.head(z if self.projection == "inline" else features), batch)
+        sent = self._fixed(task, self.start(task, ctx), batch)
+        previous = self._fixed(task, Model(**ctx.own.extra["previous"]), batch)
+        away = ((unit(z) * previous).sum(-1) - (unit(z) * sent).sum(-1)) / self.temperature
+        contrast = mean_over_live(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
+        return loss + self.strength * contrast, Outcome(net.stats, {"loss": loss, "contrast": contrast})
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(own=done.own._replace(extra={"previous": _seeing(work.model)}))
+
+    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
+        net = task.answering(model, live)
+        features = net.body(x)
+        return net.head(net.part("project", features) if self.projection == "inline" else features)
+
+    def _fixed(self, task: Task, model: Model, batch: Batch) -> Tensor:
+        """The direction of a fixed model's z."""
+        net = task.answering(model, batch.live)
+        return unit(net.part("project", net.body(batch.x))).detach()
+
+
+def _seeing(model: Model) -> dict[str, Any]:
+    """All of a model that its z depends on."""
+
+    def inside(name: str) -> bool:
+        return not name.startswith("head.")
+
+    return {"params": tree.pick(model.params, inside), "stats": tree.pick(model.stats, inside)}

@@ -1,0 +1,105 @@
+"""SphereFed: Dong, Zhang, Li & Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
+
+Features z lie on the unit sphere. The classifier W, orthonormal and drawn at random, is the same for all clients and
+fixed; the body is trained by the squared error ½‖Wz − e_y‖² and averaged as in FedAvg.
+
+After the last round the global model's classifier is calibrated in closed form. Each client sends two sums over its
+rows, with the features of the global model as it is used, and the server solves
+
+    (Σ z zᵀ + ρ I) Wᵀ = Σ z e_yᵀ,
+
+ridge regression on the rows of all clients together: how they lie with the clients does not matter.
+
+*Deviations*: no code of the authors was found. ρ keeps a singular Σ z zᵀ solvable. The fixed head remains the server's
+parameter, and that of personal models; the calibrated one lies beside it and is put into the global model. With
+norm=batch a feature depends on the rows of its batch, and so does the calibration; with norm=local there is no global
+model, and nothing is calibrated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedrane import tree
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.errors import check_ranges
+from fedrane.ops import sphere
+from fedrane.task import Batch, Client, Context, Model, Net, State, Task
+
+HEAD = "head.weight"
+
+
+@dataclass(frozen=True)
+class SphereFed(Algorithm):
+    """A fixed orthonormal head on unit features, calibrated in closed form."""
+
+    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+
+    calibrate: bool = True
+    ridge: float = 1e-3  # ρ
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ridge=(1e-9, 1e6))
+
+    def prepare(self, task: Task) -> Task:
+        return sphere.with_head(task, "orthonormal")
+
+    def trains(self, name: str) -> bool:
+        return name != HEAD
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        net = task.training(model, batch)
+        loss = sphere.squared_error(net.head(_features(net, batch.x)), batch)
+        return loss, Outcome(net.stats, {"loss": loss})
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return (Calibration(self.calibrate, self.ridge),) if self.calibrate else ()
+
+    def global_model(self, task: Task, server: State) -> Model:
+        return Model(server.model.params | server.extra, server.model.stats)
+
+    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
+        net = task.answering(model, live)
+        return net.head(_features(net, x))
+
+
+@dataclass(frozen=True)
+class Calibration(SphereFed):
+    """SphereFed's finale: every row once, nothing trained."""
+
+    def local_epochs(self, epochs: int) -> int:
+        return 1
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        zeros = sphere.Moments.zeros(task.width, task.classes, task.device)
+        return super().begin(task, ctx)._replace(extra=zeros._asdict())
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        net = task.answering(work.model, batch.live)
+        z = _features(net, batch.x)
+        rows = batch.live.sum().to(work.rows.dtype)
+        loss = work.sums["loss"] + rows * sphere.squared_error(net.head(z), batch)
+        sums = tree.add(work.extra, sphere.Moments.of(z, batch, task.classes)._asdict())
+        return work._replace(rows=work.rows + rows, sums={"loss": loss}, extra=sums)
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(Model({}, {}), work.extra), own=ctx.own)
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        if GLOBAL not in self.answers_on(task):
+            return server, {"say": ["nothing is calibrated: with norm=local there is no global model"]}
+        moments = sphere.Moments(**{name: rows.sum(0) for name, rows in ups.extra.items()})
+        head = moments.ridge_regression(self.ridge)
+        record = {"calibration/loss": float(moments.squared_error(head))}  # beside that of the fixed head, train/loss
+        return server._replace(extra={HEAD: head.to(task.dtype).contiguous()}), record
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return ()
+
+
+def _features(net: Net, x: Tensor) -> Tensor:
+    return sphere.unit(net.body(x))
