@@ -25,7 +25,7 @@ def test_every_method_keeps_every_law(name: str, law: Any) -> None:
 def test_statistics_are_averaged_by_rows(name: str) -> None:
     """BatchNorm's running statistics, of all clients and by their rows, however parameters are merged."""
     method = METHODS[name].kind(**METHODS[name].preset)
-    bench = conformance.Bench(conformance.trained(method, rounds=1))
+    bench = conformance.Bench(conformance.trained(method, finale=False, rounds=1), method)
     server = bench.result.server
     sent = bench.engine.train(server, bench.result.owns, [0, 1, 3], 2, 0.1, 1)
     after, _ = method.aggregate(bench.result.task, server, sent.ups, sent.cohort)
