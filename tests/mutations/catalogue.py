@@ -28,6 +28,16 @@ ROOT = HERE.parent.parent
 SOURCE = ROOT / "src" / "fedrane"
 TABLES = HERE / "mutants"
 DOCUMENT = ROOT / "docs" / "defects.md"
+HEAD = """\
+# Defects of others, and the laws that keep them out
+
+Each row is a defect found in a library or in a paper's own code: read there, and mostly run. A mutant puts the same
+defect into ours, and each law beside it must fail then; `make mutations` tries that, with these mutants and many more.
+They are in `tests/mutations/mutants/`. This page is made from them by `python tests/mutations/run.py --document`, and a
+test holds it to them.
+
+| where | defect | law of ours that fails | mutant |
+| --- | --- | --- | --- |"""
 
 
 @dataclass(frozen=True)
@@ -117,18 +127,7 @@ def defects() -> list[Defect]:
 
 def document() -> str:
     """The table of ``docs/defects.md``."""
-    mutants = chosen(())
-    lines = [
-        "# Defects of others, and the laws that keep them out",
-        "",
-        "Each row is a defect found in a library or in a paper's own code, read there and mostly run. A mutant puts the",
-        "same defect into ours; the law beside it must fail then. `make mutations` proves that, for these mutants and for",
-        f"all others ({len(mutants)} in all). Mutants are in `tests/mutations/mutants/`; this page is made from them by",
-        "`python tests/mutations/run.py --document`, and a test holds it to them.",
-        "",
-        "| where | defect | law of ours that fails | mutant |",
-        "| --- | --- | --- | --- |",
-    ]
+    mutants, lines = chosen(()), [HEAD]
     for defect in defects():
         for mutant in (m for m in mutants if defect.key in m.repeats):
             laws = "<br>".join(f"`{law.removeprefix('tests/')}`" for law in mutant.laws)

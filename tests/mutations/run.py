@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -40,6 +40,14 @@ from mutations.catalogue import DOCUMENT, Mutant, chosen, document  # noqa: E402
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
 SLIPS = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError")
 """A mutant that raises one of these is no defect somebody might make, but a slip in its table."""
+NEEDED = (
+    "fedrane.cli",
+    "fedrane.conformance",
+    "cvxpy",
+    "hypothesis.strategies",
+    "sklearn.linear_model",
+    "torch.testing",
+)
 CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -63,7 +71,7 @@ class Job:
     title: str
     laws: tuple[str, ...]
     mutant: Mutant | None
-    ended: Ended = Ended("", {})
+    ended: Ended = field(default_factory=lambda: Ended("never begun", {}))
     seconds: float = 0.0
 
     @property
@@ -120,8 +128,8 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[None]:  # a wrapper gives back what it was sent
-        report: Any = yield
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
         law = self.law(item)
         if report.when == "call":
             self.ran[law] = self.ran.get(law, 0) + 1
@@ -133,16 +141,14 @@ class Recorder:
             elif slip:
                 self.slips[law] = text
             self.failed[law] = f"{item.name}, {call.excinfo.typename}"
-        return report  # type: ignore[return-value]
+        return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.problem = f"{report.nodeid} cannot be collected: {report.longreprtext}"
 
     def ended(self) -> Ended:
-        seen = {
-            law: Seen(self.ran.get(law, 0), self.failed.get(law, ""), self.slips.get(law, "")) for law in self.laws
-        }
+        seen = {law: Seen(self.ran.get(law, 0), self.failed.get(law, ""), self.slips.get(law, "")) for law in self.laws}
         return Ended(self.problem, seen)
 
 
@@ -172,8 +178,7 @@ def work(job: Job, out: Connection, loud: bool) -> None:
 
 def warm() -> None:
     """Import all that the library and its tests import, and forget the library itself."""
-    needed = ("fedrane.cli", "fedrane.conformance", "hypothesis.strategies", "cvxpy", "sklearn.datasets", "torch.testing")
-    for name in needed:
+    for name in NEEDED:
         importlib.import_module(name)
     import torch  # only here: --document needs none
 
