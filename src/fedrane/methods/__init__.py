@@ -15,16 +15,19 @@ from typing import Any
 from fedrane import loading
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
+from fedrane.methods.apple import APPLE
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedbabu import FedBABU
 from fedrane.methods.feddyn import FedDyn
+from fedrane.methods.fedmtl import FedMTL
 from fedrane.methods.fedper import FedPer
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.fedrod import FedRoD
 from fedrane.methods.local import Local
 from fedrane.methods.moon import MOON
+from fedrane.methods.pfedme import PFedMe
 from fedrane.methods.scaffold import Scaffold
 from fedrane.methods.spherefed import SphereFed
 
@@ -56,8 +59,11 @@ METHODS: dict[str, Method] = {
     "scaffold": Method(Scaffold, "ICML", 2020),
     "feddyn": Method(FedDyn, "ICLR", 2021),
     "moon": Method(MOON, "CVPR", 2021),
+    "fedmtl": Method(FedMTL, "NeurIPS", 2017),
     "fedper": Method(FedPer, "arXiv", 2019),
+    "pfedme": Method(PFedMe, "NeurIPS", 2020),
     "ditto": Method(Ditto, "ICML", 2021),
+    "apple": Method(APPLE, "IJCAI", 2022),
     "fedrod": Method(FedRoD, "ICLR", 2022),
     "fedbabu": Method(FedBABU, "ICLR", 2022),
     "spherefed": Method(SphereFed, "ECCV", 2022),

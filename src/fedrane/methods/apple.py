@@ -1,0 +1,120 @@
+"""APPLE: Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022.
+
+Client i has a core w_i, which all may have, and a directed relation p_i, which never leaves it and starts as p0,
+p0_j = n_j / n. It answers with the mix Σ_j p_ij w_j, and in round r = 0, 1, … descends in both w_i and p_i
+
+    f_i(Σ_j p_ij w_j) + λ(r) (μ/2) ‖p_i − p0‖²,        the other cores being those of the last round,
+
+with λ(r) = (1 + cos(π r / L)) / 2 or 0.001^(r/L), and 0 from r = L on. The new core goes up. If only M cores may come
+down, a client keeps its last copy of each and asks with its upload for the next: those it never had, then core j by
+chance with weight b^|p_ij|, b = max(1.5, r M / N).
+
+*Deviations*: all cores start alike; in the authors' code, each apart. It lacks the 1/2, and does not note which cores
+were had, so that all choices are uniform. Who never answered is sent the M next in number. The rate of p has neither
+schedule nor decay nor clip. BatchNorm's statistics are a client's own, of its mix. A core moves its mix by p_ii² ≈ 1/N²
+of ``lr``; ``core_rate``, which multiplies the core's gradient, is not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from fedrane import tree
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.errors import check_choices, check_ranges
+from fedrane.ops import cores
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+
+
+@dataclass(frozen=True)
+class APPLE(Algorithm):
+    """Every client mixes all clients' core models by coefficients that it learns."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    coefficient_rate: float = 0.001
+    strength: float = 0.1  # μ
+    schedule: str = "exponential"
+    horizon: int = 16  # L
+    downloads: int = 0  # M; 0 is all
+    core_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choices(self, schedule=("exponential", "cosine"))
+        check_ranges(self, coefficient_rate=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
+        check_ranges(self, downloads=(0, 1e9), core_rate=(1e-6, 1e6))
+        if self.coefficient_rate == 0:
+            warnings.warn("APPLE with method.coefficient_rate=0 gives all clients one and the same mix", stacklevel=3)
+
+    def init(self, task: Task, roster: Roster) -> State:
+        model, sizes = task.init(), roster.sizes
+        extra = {"wanted": cores.next_in_number(sizes, self.downloads)} if self.downloads else {}
+        extra["prior"] = (sizes / sizes.sum().clamp(min=1)).to(task.dtype)
+        return State(model, {"cores": cores.copies(self.exchanged(task, model.params), len(sizes)), **extra})
+
+    def join(self, task: Task, server: State, client: Client) -> State:
+        core = {name: rows[int(client.index)] for name, rows in server.extra["cores"].items()}
+        extra = {"relation": server.extra["prior"]}
+        if self.downloads:  # the server's model stays the first one, so these are copies of all first cores
+            first = cores.copies(self.exchanged(task, server.model.params), client.population)
+            extra |= {"cores": first, "had": torch.zeros_like(cores.numbers(client))}
+        return State(Model({**server.model.params, **core}, server.model.stats), extra)
+
+    def send(self, task: Task, server: State, client: Client) -> State:
+        which = server.extra["wanted"][client.index] if self.downloads else cores.others(client)
+        fresh = {name: rows[which] for name, rows in server.extra["cores"].items()}
+        return State(Model({}, {}), {"cores": fresh, "which": which, "prior": server.extra["prior"]})
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        relation = {"relation": ctx.own.extra["relation"]}
+        extra = {**relation, "velocity": task.sgd.init(relation), "key": torch.zeros_like(ctx.client.index)}
+        return super().begin(task, ctx._replace(down=State(ctx.own.model, {})))._replace(extra=extra)
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        params, stats = work.model
+
+        def loss(trained: tree.Tensors, relation: Tensor) -> tuple[Tensor, Outcome]:
+            mixed = Model({**params, **trained, **cores.mix(ctx, trained, relation)}, stats)
+            value, outcome = self.objective(task, ctx, mixed, batch)
+            away = (relation - ctx.down.extra["prior"]).square().sum()
+            return value + self._focus(ctx.client) * self.strength / 2 * away, outcome
+
+        trained, relation = tree.pick(params, self.trains), work.extra["relation"]
+        (slope, lean), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, relation)
+        slope |= tree.scale({name: slope[name] for name in ctx.down.extra["cores"]}, self.core_rate)
+        trained, velocity = task.sgd.update(trained, slope, work.velocity, ctx.client.rate)
+        plain, rate = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_rate)
+        moved, pace = plain.update({"relation": relation}, {"relation": lean}, work.extra["velocity"], rate)
+        rows = batch.live.sum().to(work.rows)
+        sums = {name: total + rows * outcome.metrics[name].detach() for name, total in work.sums.items()}
+        model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
+        return Work(model, velocity, work.rows + rows, sums, {**moved, "velocity": pace, "key": batch.key})
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done, up, own = super().finish(task, ctx, work), {}, {"relation": work.extra["relation"]}
+        if self.downloads:
+            own |= cores.keep(ctx)
+            up["wanted"] = cores.wish(ctx, own["relation"], own["had"], work.extra["key"])
+        return done._replace(up=State(Model(done.up.model.params, {}), up), own=State(work.model, own))
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        arrived = {"cores": ups.model.params, **ups.extra}
+        kept = {name: server.extra[name] for name in arrived}
+        merged = tree.map(lambda rows, new: rows.index_copy(0, cohort.index, new), kept, arrived)
+        return server._replace(extra=server.extra | merged), {}
+
+    def personal_model(self, task: Task, ctx: Context) -> Model:
+        params, stats = ctx.own.model
+        return Model({**params, **cores.mix(ctx, params, ctx.own.extra["relation"])}, stats)
+
+    def _focus(self, client: Client) -> Tensor:  # λ(r)
+        passed = (client.round - 1).to(client.rate.dtype) / self.horizon
+        falling = (1 + torch.cos(math.pi * passed)) / 2 if self.schedule == "cosine" else 0.001**passed
+        return torch.where(passed < 1, falling, 0)

@@ -1,0 +1,115 @@
+"""FedMTL: Smith et al., "Federated Multi-Task Learning" (MOCHA), NeurIPS 2017. A primal reading for networks.
+
+The clients' models are the columns of W, and a matrix Ω says how N tasks are related. With Ω positive definite of
+trace 1, W and Ω are learnt in turn on
+
+    Σ_k f_k(w_k) + (λ/N) tr(W Ω⁻¹ Wᵀ).
+
+With Ω fixed, client k descends the terms in its own w, the others' models being those of the last round,
+
+    f_k(w) + (λ/N) (Ω⁻¹_kk ‖w‖² + 2 ⟨w, Σ_{j≠k} Ω⁻¹_kj w_j⟩);
+
+only that sum and Ω⁻¹_kk come down. With W fixed, Ω = (WᵀW)^½ / tr (WᵀW)^½ is the best, at the server.
+
+*Deviations*: MOCHA solves for W in the dual, which convex losses of linear models alone have; here the primal is
+descended by the experiment's SGD. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull
+would grow with N. Alike models make WᵀW singular, so Ω is the best of those whose eigenvalues are at least floor/N.
+The stiffest pull then has curvature 2λ/floor; ``lr`` times it must stay below 2, or the first round says so.
+Every client keeps its own BatchNorm statistics. Rows of absent clients stay in W as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedrane import tree
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.errors import check_ranges
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+from fedrane.tree import Tensors
+
+
+@dataclass(frozen=True)
+class FedMTL(Algorithm):
+    """A model for each client, and a learnt covariance of the clients that pulls related ones together."""
+
+    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    strength: float = 0.03  # λ
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, strength=(0, 1e6), floor=(1e-6, 1))
+        if self.strength == 0:
+            warnings.warn("FedMTL with method.strength=0 is local training", stacklevel=3)
+        if self.floor == 1:
+            warnings.warn("FedMTL with method.floor=1 learns no relation: Ω stays I/N", stacklevel=3)
+
+    def init(self, task: Task, roster: Roster) -> State:
+        model, population = task.init(), len(roster.sizes)
+        rows = {k: v.expand(population, *v.shape) for k, v in self.exchanged(task, model.params).items()}
+        return State(model, {"rows": rows, "covariance": covariance(rows, self.floor)})
+
+    def join(self, task: Task, server: State, client: Client) -> State:
+        """Its row of W, and the rest as the server first had it."""
+        row = {name: rows[int(client.index)] for name, rows in server.extra["rows"].items()}
+        return State(Model({**server.model.params, **row}, server.model.stats), {})
+
+    def send(self, task: Task, server: State, client: Client) -> State:
+        omega = server.extra["covariance"]
+        me = torch.arange(len(omega), device=omega.device) == client.index
+        precision = torch.linalg.solve(omega, me.to(omega.dtype)).to(task.dtype)
+        others = torch.where(me, 0, precision)
+        pull = {name: torch.tensordot(others, rows, 1) for name, rows in server.extra["rows"].items()}
+        return State(Model({}, {}), {"pull": pull, "own": precision[client.index]})
+
+    def start(self, task: Task, ctx: Context) -> Model:
+        return ctx.own.model
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        pull = ctx.down.extra["pull"]
+        here = {name: model.params[name] for name in pull}
+        penalty = ctx.down.extra["own"] * tree.dot(here, here) + 2 * tree.dot(here, pull)
+        return loss + self.strength / ctx.client.population * penalty, outcome
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(Model(done.up.model.params, {}), {}), own=State(work.model, {}))
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        changed = ups.model.params
+        rows = {k: v.index_copy(0, cohort.index, changed[k]) for k, v in server.extra["rows"].items()}
+        omega = covariance(rows, self.floor)
+        mean = server.model.params | {name: stacked.mean(0) for name, stacked in rows.items()}
+        record: dict[str, Any] = {}
+        swing, limit = float(cohort.rate.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
+        if swing >= limit and int(cohort.round.min()) == 1:
+            cure = "use a smaller lr or method.strength, or a larger method.floor"
+            record["say"] = [
+                f"lr · 2 · strength / floor is {swing:.3g}, and from {limit:.3g} on steps swing up: {cure}"
+            ]
+        return State(Model(mean, server.model.stats), {"rows": rows, "covariance": omega}), record
+
+
+def covariance(rows: Tensors, floor: float) -> Tensor:
+    """Ω of trace 1 that minimises tr(W Ω⁻¹ Wᵀ) among those whose eigenvalues are at least ``floor`` / N."""
+    base = tree.row(rows, 0)
+    population, device = len(next(iter(rows.values()))), next(iter(base.values())).device
+    gram = torch.zeros(population, population, dtype=torch.float64, device=device)
+    for part, _, _ in tree.blocks(base, rows):
+        gram += part.double() @ part.double().T
+    values, vectors = torch.linalg.eigh(gram)
+    lengths, least = values.clamp(min=1e-200).sqrt(), floor / population
+    # The longest m share by their lengths what the floor leaves of 1; m is the largest that keeps them all above it.
+    longest = lengths.flip(0)
+    left = 1 - least * torch.arange(population - 1, -1, -1, dtype=gram.dtype, device=device)
+    m = int((left * longest >= least * longest.cumsum(0)).sum())
+    shares = (lengths * left[m - 1] / longest[:m].sum()).clamp(min=least)
+    omega: Tensor = (vectors * shares) @ vectors.T
+    return omega
