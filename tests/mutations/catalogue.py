@@ -72,7 +72,11 @@ class Mutant:
         if (found := whole.count(self.text)) != 1:
             raise ValueError(f"{self.title}: its text occurs {found} times in {self.file}, not once")
         changed = whole.replace(self.text, self.becomes)
-        if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(whole)):
+        try:
+            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(whole))
+        except SyntaxError as error:
+            raise ValueError(f"{self.title}: what it leaves is no Python: {error}") from error
+        if same:
             raise ValueError(f"{self.title}: nothing but comments or spaces is changed")
         return changed
 
