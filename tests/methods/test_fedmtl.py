@@ -11,7 +11,7 @@ import fedrane
 from asserts import same_bytes
 from fedrane import Callback, Context, Model, tree
 from fedrane.engines.sequential import Sequential
-from fedrane.errors import ConfigError
+from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedmtl import FedMTL, covariance
 from fedrane.task import State
@@ -191,6 +191,11 @@ def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
         sent = Sequential(method, fed).train(server, {0: nudged}, [0], 1, 0.1, 60)
         moved = tree.sub(sent.owns[0].model, nudged.model)
         assert (float(tree.norm(moved)) < 1) == rests
+
+
+def test_a_model_that_is_not_finite_ends_the_run_by_its_name() -> None:
+    with pytest.raises(Diverged, match="from client"):
+        fedrane.run(quick(method=FedMTL(), rounds=3, lr=1e30))
 
 
 def test_a_floor_that_leaves_nothing_to_learn_is_said_and_none_is_refused() -> None:

@@ -104,6 +104,8 @@ def covariance(rows: Tensors, floor: float) -> Tensor:
     gram = torch.zeros(population, population, dtype=torch.float64, device=device)
     for part, _, _ in tree.blocks(base, rows):
         gram += part.double() @ part.double().T
+    if not bool(torch.isfinite(gram).all()):
+        return gram  # a model has left the finite numbers; the run ends by it, with the client's name
     values, vectors = torch.linalg.eigh(gram)
     lengths, least = values.clamp(min=1e-200).sqrt(), floor / population
     # The longest m share by their lengths what the floor leaves of 1; m is the largest that keeps them all above it.

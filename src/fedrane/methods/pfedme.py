@@ -36,8 +36,8 @@ class PFedMe(Algorithm):
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K
-    inner_rate: float = 0.03  # α
-    outer_rate: float = 0.005  # η
+    inner_rate: float = 0.05  # α
+    outer_rate: float = 0.05  # η
     blend: float = 1.0  # β
 
     def __post_init__(self) -> None:
