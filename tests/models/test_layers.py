@@ -49,6 +49,26 @@ def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded
     assert torch.equal(ours[0].running_mean, torch.zeros(shape[1], dtype=torch.float64)), "a pass writes nothing"
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_its_gradients_are_torchs(shape: tuple[int, ...], padded: bool, affine: bool) -> None:
+    """Of the rows and of the affine parameters; a dead row has none."""
+    theirs, ours = pair(shape, affine)
+    x, weights = torch.randn(2, *shape, dtype=torch.float64)
+    given, live = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    x.requires_grad_()
+    (theirs.train()(x) * weights).sum().backward()
+    given = given.detach().requires_grad_()
+    with within(Pass(True, live, full=not padded)):
+        (ours(given)[live] * weights).sum().backward()
+    assert given.grad is not None
+    torch.testing.assert_close(given.grad[live], x.grad, rtol=1e-9, atol=1e-9)
+    assert bool((given.grad[~live] == 0).all())
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-9)
+
+
 def test_batchnorm_at_test_uses_running_statistics() -> None:
     theirs, ours = pair((8, 5))
     state = {"running_mean": torch.randn(5).double(), "running_var": torch.rand(5).double() + 0.5}
