@@ -8,13 +8,13 @@ DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
 # The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
 # on two that must share their cores with anything else.
-demo test: export OMP_NUM_THREADS := 1
+demo test mutations: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test mutations check bench clean
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Compare three methods on a dataset that is built in, and draw what came out (about a minute)
 	@rm -rf runs/demo
@@ -30,6 +30,9 @@ check: $(READY) ## Format, lint and types
 test: check ## Check, then every test and the examples in docstrings
 	$(BIN)/pytest -n 2
 	$(BIN)/pytest --doctest-modules src
+
+mutations: $(READY) ## Put one defect at a time into the library; fails where no law notices it (some minutes)
+	$(BIN)/python tests/mutations/run.py
 
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/[!_]*.py; do \

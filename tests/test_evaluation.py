@@ -38,13 +38,20 @@ class Oracle:
         return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
 
 
+def four_clients(
+    test: tuple[list[int], ...] = ([0, 1, 2], [3, 4, 5, 6], [7, 8], [9]),
+    held: tuple[list[int], ...] = ([],) * 4,
+    norm: str = "shared",
+) -> Federation:
+    """Labels are row % 3."""
+    fed = federation(table(60), [[0, 1], [2], [3], [4]], norm=norm)
+    parts = [tuple(np.array(rows, dtype=np.int64) for rows in part) for part in (held, test)]
+    return Federation(fed.task, fed.train, fed.test, Split(fed.split.train, *parts), fed.batch, fed.seed)
+
+
 def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object]:
-    """Four clients; clients 0 and 3 are always right, 1 says class 0, 2 always errs."""
-    fed = federation(table(60), [[0, 1], [2], [3], [4]])
-    test = tuple(np.array(rows) for rows in ([0, 1, 2], [3, 4, 5, 6], [7, 8], [9]))  # labels are row % 3
-    held = tuple(np.array(rows) for rows in ([12], [13, 14], [15], [])) if validation else fed.split.validation
-    split = Split(fed.split.train, tuple(h.astype(np.int64) for h in held), test)
-    fed = Federation(fed.task, fed.train, fed.test, split, fed.batch, fed.seed)
+    """Clients 0 and 3 are always right, 1 says class 0, 2 always errs."""
+    fed = four_clients(held=([12], [13, 14], [15], []) if validation else ([],) * 4)
 
     class Declared(Algorithm):
         pass
@@ -85,10 +92,33 @@ def test_validation_is_apart_from_the_test() -> None:
     assert m["validation/accuracy"] == pytest.approx((2 / 4 + 1 / 4) / 2)
 
 
+def test_where_answers_depend_on_the_batch_clients_are_asked_apart() -> None:
+    """With batch statistics at test nobody's answers may hang on another client's rows."""
+    for norm, asked in (("shared", [60, 10]), ("batch", [60, 3, 4, 2, 1])):
+        oracle, fed = Oracle(), four_clients(norm=norm)
+        server = State(Model({"w": torch.tensor(1)}, {}), {})
+        m = evaluate(oracle, fed, Algorithm(), server, {}, 1)
+        assert oracle.asked == asked
+        assert m["global/local_clients"] == pytest.approx([1 / 3, 2 / 4, 0, 1])
+
+
+def test_a_class_without_rows_has_no_recall() -> None:
+    """It is neither right nor wrong, and the balanced accuracy is over the others."""
+    fed = four_clients(test=([0, 2, 3], [5], [6], [8]))  # no row of class 1
+
+    class Declared(Algorithm):
+        answers = (PERSONAL,)
+
+    m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
+    assert m["personal/recall"] == [2 / 3, None, 2 / 3]
+    assert m["personal/balanced_accuracy"] == pytest.approx(2 / 3)
+
+
 def test_minority_classes() -> None:
     """Classes a client has, with fewer than half of its mean class count."""
-    labels = np.array([[10, 1, 4], [5, 5, 0], [9, 0, 1], [0, 0, 0], [6, 2, 1]])
-    expected = [[False, True, False], [False] * 3, [False, False, True], [False] * 3, [False, False, True]]
+    labels = np.array([[10, 1, 4], [5, 5, 0], [9, 0, 1], [0, 0, 0], [6, 2, 1], [9, 2, 1], [8, 2, 0]])
+    none, second, third = [False] * 3, [False, True, False], [False, False, True]
+    expected = [second, none, third, none, third, third, second]  # [9, 2, 1]: 2 is just half of the mean
     assert minority_classes(labels).tolist() == expected
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from asserts import same_bytes
 from fedrane.errors import ConfigError
 from fedrane.sgd import SGD, Schedule
 
@@ -29,6 +30,14 @@ def test_ten_steps_equal_torchs(sgd: SGD) -> None:
         params, velocity = sgd.update(params, grads, velocity, torch.tensor(0.1, dtype=torch.float64))
     for ours, p in zip(params.values(), theirs, strict=True):
         torch.testing.assert_close(ours, p.detach(), rtol=1e-13, atol=1e-13)
+
+
+def test_a_short_gradient_is_not_clipped() -> None:
+    params = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn(2, dtype=torch.float64)}
+    grads = {name: 1e-2 * p for name, p in params.items()}
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    clipped, plain = (SGD(clip=clip).update(params, grads, {}, rate)[0] for clip in (5.0, 0.0))
+    same_bytes(clipped, plain)
 
 
 def test_schedules() -> None:

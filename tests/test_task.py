@@ -77,13 +77,22 @@ def test_a_branch_does_not_change_how_the_others_start() -> None:
 
 def test_the_seed_decides_the_start_and_torchs_generator_does_not() -> None:
     task = known("convnet", (1, 8, 8))
-    torch.manual_seed(1)
-    first = task.init()
-    state = torch.random.get_rng_state()
-    second = task.init()
+    starts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.random.get_rng_state()
+        starts.append(task.init())
+        assert torch.equal(state, torch.random.get_rng_state())
+    first, second = starts
     same_bytes(first, second)
-    assert torch.equal(state, torch.random.get_rng_state())
     assert not torch.equal(first.params["head.weight"], replace(task, seed=1).init().params["head.weight"])
+
+
+def test_every_layer_has_a_stream_of_its_own() -> None:
+    """Layers of one shape do not start from one draw."""
+    start = task_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), "2", (4,), 4).init().params
+    weights = [start[name] for name in ("body.0.weight", "body.1.weight", "head.weight")]
+    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
 
 
 def test_precisions_start_alike() -> None:

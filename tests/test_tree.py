@@ -47,10 +47,16 @@ def test_what_is_no_tree_is_refused(bad: dict[str, object]) -> None:
 
 
 def test_cosines() -> None:
-    base, step = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 0.0])}
-    rows = {"w": torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 1.0], [0.0, 0.0]])}
+    base, step = {"w": torch.tensor([7.0, -4.0])}, {"w": torch.tensor([1.0, 0.0])}
+    rows = {"w": base["w"] + torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 1.0], [0.0, 0.0]])}
     assert tree.cosines(step, base, rows) == pytest.approx([1.0, 0.0, -1 / math.sqrt(2), 0.0])
     assert tree.cosines({"w": torch.zeros(2)}, base, rows) == [0.0] * 4
+
+
+def test_one_number_that_is_not_finite_breaks_its_row() -> None:
+    rows = {"w": torch.zeros(4, 2, 3), "c": torch.zeros(4)}
+    rows["w"][1, 0, 2], rows["c"][3] = float("nan"), float("inf")
+    assert tree.finite_rows(rows) == [True, False, True, False]
 
 
 def test_move_leaves_what_no_row_names() -> None:
@@ -58,3 +64,16 @@ def test_move_leaves_what_no_row_names() -> None:
     moved = tree.move(base, {"w": torch.tensor([[3.0, 3.0], [5.0, 5.0]])}, torch.tensor([0.5, 0.5]))
     assert torch.equal(moved["w"], torch.tensor([4.0, 4.0]))
     assert moved["frozen"] is base["frozen"]
+
+
+def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the formula, with weights that do not sum to one."""
+    draws = torch.Generator().manual_seed(0)
+    base = {"a": torch.randn(3, 5, generator=draws), "b": torch.randn(4, generator=draws)}
+    rows = {name: torch.randn(6, *p.shape, generator=draws) for name, p in base.items()}
+    weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.25, 0.125])
+    for block in (tree.BLOCK, 13, 1):
+        monkeypatch.setattr(tree, "BLOCK", block)
+        moved = tree.move(base, rows, weights)
+        for name, p in base.items():
+            torch.testing.assert_close(moved[name], p + torch.tensordot(weights, rows[name] - p, 1))

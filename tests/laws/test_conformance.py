@@ -21,6 +21,20 @@ def test_every_method_keeps_every_law(name: str, law: Any) -> None:
     assert conformance.check(entry.kind(**entry.preset), law) is None
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_statistics_are_averaged_by_rows(name: str) -> None:
+    """BatchNorm's running statistics, of all clients and by their rows, however parameters are merged."""
+    method = METHODS[name].kind(**METHODS[name].preset)
+    bench = conformance.Bench(conformance.trained(method, finale=False, rounds=1), method)
+    server = bench.result.server
+    sent = bench.engine.train(server, bench.result.owns, [0, 1, 3], 2, 0.1, 1)
+    after, _ = method.aggregate(bench.result.task, server, sent.ups, sent.cohort)
+    ratio = sent.cohort.size.double() / sent.cohort.size.sum()
+    for path, rows in sent.ups.model.stats.items():
+        assert not torch.equal(rows[0], rows[1]), "nothing to average"
+        torch.testing.assert_close(after.model.stats[path], ratio @ rows, rtol=1e-10, atol=1e-12)
+
+
 class Global(Algorithm):
     """Draws from torch's global generator."""
 

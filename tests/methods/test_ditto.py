@@ -7,9 +7,11 @@ import torch
 
 import fedrane
 from asserts import same_bytes
+from fedrane import State, conformance, tree
 from fedrane.engines.sequential import Sequential
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.local import Local
 from problems import DOUBLE, Quadratics, quick
 
 
@@ -19,12 +21,27 @@ def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.
     problem = Quadratics(monkeypatch)
     method, fed = Ditto(strength, personal_steps=2), problem.federation
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.05, 800)
+    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.15, 150)
     sent_down = problem.point(server.model.params)
     for k in range(3):
         matrix = problem.curvatures[k] + strength * torch.eye(4, dtype=DOUBLE)
         expected = torch.linalg.solve(matrix, problem.curvatures[k] @ problem.centres[k] + strength * sent_down)
         torch.testing.assert_close(problem.point(sent.owns[k].model.params), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the v_k that was kept, towards the w that was sent, when all three models differ."""
+    problem = Quadratics(monkeypatch)
+    method, fed, rate = Ditto(0.8, personal_steps=steps), problem.federation, 0.1
+    server = method.init(fed.task, fed.roster)
+    kept = State(tree.map(lambda p: p + 1.5, server.model), {})
+    sent = Sequential(method, fed).train(server, {1: kept}, [1], 1, rate, 1)
+    own, origin = problem.point(kept.model.params), problem.point(server.model.params)
+    for _ in range(steps):
+        slope = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)
+        own = own - rate * slope
+    torch.testing.assert_close(problem.point(sent.owns[1].model.params), own, rtol=1e-12, atol=1e-12)
 
 
 def test_the_global_model_is_fedavgs() -> None:
@@ -36,7 +53,7 @@ def test_the_global_model_is_fedavgs() -> None:
 
 
 def test_personal_models_go_on_from_round_to_round() -> None:
-    """A client starts from the v_k it kept, not from the global model."""
+    """And differ from client to client."""
     result = fedrane.run(quick(method=Ditto(), rounds=2, lr=0.3))
     more = fedrane.run(quick(method=Ditto(), rounds=6, lr=0.3))
     assert more.history[-1]["personal/loss"] < result.history[-1]["personal/loss"]
@@ -45,7 +62,9 @@ def test_personal_models_go_on_from_round_to_round() -> None:
 
 
 def test_without_its_pull_it_is_said_to_be_local_training() -> None:
+    """And is, bit for bit: with its momentum and its normalisation statistics."""
     with pytest.warns(UserWarning, match="local training"):
         method = Ditto(strength=0.0)
-    alone, pulled = fedrane.run(quick(method="local", rounds=3)), fedrane.run(quick(method=method, rounds=3))
+    pulled, alone = (conformance.trained(m, momentum=0.5) for m in (method, Local()))
     same_bytes(pulled.owns[1].model, alone.owns[1].model)
+    assert alone.owns[1].model.stats

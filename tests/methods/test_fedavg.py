@@ -86,10 +86,51 @@ def test_one_client_is_plain_sgd(sgd: SGD) -> None:
     close(server.model.params, parameters(module), 1e-12)
 
 
+def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, classes))
+
+
+def test_one_client_with_batchnorm_is_plain_sgd() -> None:
+    """Its running statistics too: those of every step, in their order."""
+    fed = federation(table(50), [list(range(50))], normalised, "3", batch=16)
+    server = first(fed)
+    module = normalised((6,), 3).double()
+    assert isinstance(module, nn.Sequential)
+    values = {**server.model.params, **server.model.stats}
+    renamed = {name.removeprefix("body.").replace("head.", "3."): value.clone() for name, value in values.items()}
+    module.load_state_dict(renamed, strict=False)
+    for round in (1, 2):
+        server = one_round(fed, server, round, 0.1, epochs=2)
+        optimiser = torch.optim.SGD(module.parameters(), 0.1)
+        for batch in Sequential(FedAvg(), fed).batches(0, round, 2):
+            optimiser.zero_grad()
+            F.cross_entropy(module(batch.x), batch.y).backward()
+            optimiser.step()
+    theirs = module.state_dict()
+    close(server.model.params["body.0.weight"], theirs["0.weight"], 1e-12)
+    close(server.model.params["head.bias"], theirs["3.bias"], 1e-12)
+    close(server.model.stats, {f"body.1.{n}": theirs[f"1.{n}"] for n in ("running_mean", "running_var")}, 1e-12)
+
+
+def test_the_recorded_loss_is_the_mean_over_rows() -> None:
+    """Not over batches: the last one is shorter. At rate 0, so that the model is the same in all of them."""
+    fed = federation(table(50), [list(range(21)), list(range(21, 50))], batch=8)
+    server = first(fed)
+    sent = Sequential(FedAvg(), fed).train(server, {}, [0, 1], 1, 0.0, 2)
+    for k in (0, 1):
+        x, y = fed.train.take(fed.split.train[k])
+        expected = float(F.cross_entropy(as_module(server)(x), y).detach())
+        assert sent.metrics["loss"][k] == pytest.approx(expected, rel=1e-12)
+
+
 def test_the_order_of_clients_is_irrelevant() -> None:
     """To the last bit: uploads are merged in the order of client numbers, whoever answers first."""
     fed = federation(table(60), [list(range(10)), list(range(10, 35)), list(range(35, 60))], batch=8)
-    server = first(fed)
+    server, engine = first(fed), Sequential(FedAvg(), fed)
+    one, other = (engine.train(server, {}, order, 1, 0.1, 2) for order in ([0, 1, 2], [2, 0, 1]))
+    same_bytes(one.ups, other.ups)
+    assert other.cohort.index.tolist() == [0, 1, 2]
+    assert other.cohort.size.tolist() == [10, 25, 25]
     same_bytes(one_round(fed, server, 1, 0.1, 2, [0, 1, 2]), one_round(fed, server, 1, 0.1, 2, [2, 0, 1]))
 
 
@@ -131,17 +172,13 @@ def test_the_mean_is_weighted_by_samples() -> None:
 
 def test_statistics_are_averaged_by_samples() -> None:
     """BatchNorm's running statistics of all clients, not of the first."""
-
-    def network(shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, classes))
-
-    fed = federation(table(40), [list(range(10)), list(range(10, 40))], network, "3")
+    fed = federation(table(40), [list(range(10)), list(range(10, 40))], normalised, "3")
     server = first(fed)
     sent = Sequential(FedAvg(), fed).train(server, {}, [0, 1], 1, 0.1, 1)
     after = FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)[0].model.stats
     for name, rows in sent.ups.model.stats.items():
         close({name: after[name]}, {name: 0.25 * rows[0] + 0.75 * rows[1]})
-    assert len(after) == 2
+    assert len(after) == len(sent.ups.model.stats) == 2
 
 
 def test_a_padded_last_batch_trains_as_if_it_were_not() -> None:

@@ -17,6 +17,7 @@ from fedrane.conformance import states
 from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedrane import FedRANE
+from fedrane.ops import graph, nash
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from problems import quick, task_of
@@ -191,6 +192,86 @@ def test_the_loss_is_prediction_plus_contrast() -> None:
     assert values[2] - values[1] == pytest.approx(values[1] - values[0])
 
 
+def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
+    task, ctx = prepared(method)
+    params = method.start(task, ctx).params
+    return torch.func.grad(lambda p: method.objective(task, ctx, Model(p, {}), batch)[0])(params)
+
+
+def test_the_contrast_alone_moves_the_body() -> None:
+    """The gradient is the prediction's and so many times the contrast's own, which reaches body and attention."""
+    none, some, twice = (slopes(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
+    for name in (name for name in none if not name.startswith("head.")):
+        contrast = some[name] - none[name]
+        assert float(contrast.norm()) > 1e-6, name
+        torch.testing.assert_close(twice[name] - none[name], 2 * contrast, rtol=1e-6, atol=1e-9)
+
+
+def test_the_loss_is_the_mean_of_both_predictions() -> None:
+    """Written out: of z and of z̃, both of length 1, each by half its squared distance from its class."""
+    batch, method = imbalanced(4), FedRANE(contrast=0.0)
+    task, ctx = prepared(method)
+    model = task.init()
+    net = task.training(model, batch)
+    z = unit(net.body(batch.x))
+    adjacency = graph.relations(z, batch.live, 0.1, 5).adjacency
+    augmented = unit(net.part("relate", z, adjacency, batch.live))
+    target = torch.eye(3, dtype=torch.float64)[batch.y]
+    losses = [0.5 * (rows @ model.params["head.weight"].T - target).square().sum(1).mean() for rows in (z, augmented)]
+    assert float((losses[0] - losses[1]).abs()) > 1e-6
+    torch.testing.assert_close(method.objective(task, ctx, model, batch)[0], (losses[0] + losses[1]) / 2)
+    alone = FedRANE(contrast=0.0, loss_on="augmented")
+    torch.testing.assert_close(alone.objective(task, ctx, model, batch)[0], losses[1])
+
+
+@pytest.mark.parametrize(("loss", "scale"), [("mse", 1.0), ("ce", 16.0), ("ce", 3.0)])
+def test_scores_are_cosines(loss: str, scale: float) -> None:
+    """With the rows of an orthonormal head; under cross entropy so many times that."""
+    method, batch = FedRANE(loss=loss, scale=scale), imbalanced(2)
+    task, _ = prepared(method)
+    model = task.init()
+    z = task.answering(model, batch.live).body(batch.x)
+    expected = z @ model.params["head.weight"].T / z.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(method.predict(task, model, batch.x, batch.live), scale * expected)
+
+
+def test_the_terms_of_the_bargain_are_those_set() -> None:
+    plain = FedRANE(**PLAIN)
+    task, server, ups, cohort = uploads(plain)
+    usual, _ = plain.aggregate(task, server, ups, cohort)
+    for terms in ({"power": "samples"}, {"length": "ball"}, {"scope": "layer"}, {"blend": 0.3}):
+        after, _ = FedRANE(**PLAIN, **terms).aggregate(task, server, ups, cohort)
+        expected, _ = nash.negotiate(server.model, ups.model, cohort, nash.Terms(**terms))
+        same_bytes(after.model, expected)
+        assert not tree.equal(after, usual), terms
+    _, record = FedRANE(**PLAIN, solver="sequential").aggregate(task, server, ups, cohort)
+    assert record["gne/iterations"] != plain.aggregate(task, server, ups, cohort)[1]["gne/iterations"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"relation": 0.5},
+        {"alternations": 2},
+        {"closed_form": "paper"},
+        {"steps": 2},
+        {"attention": "dot"},
+        {"residual": False},
+        {"neighbours": 3},
+        {"contrast": 0.3},
+        {"temperature": 0.5},
+    ],
+    ids=str,
+)
+def test_every_setting_of_the_augmentation_changes_it(setting: dict[str, Any]) -> None:
+    """None is lost on its way."""
+    values = []
+    for method in (FedRANE(), FedRANE(**setting)):
+        task, ctx = prepared(method)
+        values.append(float(method.objective(task, ctx, task.init(), imbalanced(4))[0]))
+    assert abs(values[1] - values[0]) > 1e-6
+
+
 def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
     rows = imbalanced(5)
     for predict_on, apart in (("direct", False), ("relational", True)):
@@ -200,6 +281,7 @@ def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
         together = method.predict(task, model, rows.x, rows.live)
         alone = method.predict(task, model, rows.x[:1], rows.live[:1])
         assert (not torch.allclose(together[:1], alone)) == apart
+        assert method.depends_on_batch(task) == apart
 
 
 @pytest.mark.parametrize("name", ["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"])
@@ -276,6 +358,15 @@ def test_unit_rows() -> None:
     torch.testing.assert_close(u.norm(dim=1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
     u.sum().backward()
     assert bool(torch.isfinite(z.grad).all())
+
+
+def test_the_gradient_stays_on_the_sphere() -> None:
+    """Along a row itself nothing changes, so no gradient points there."""
+    z = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    (unit(z) * torch.randn(6, 5, dtype=torch.float64)).sum().backward()
+    assert z.grad is not None
+    assert float((z.grad * z.detach()).sum(1).abs().max()) < 1e-12
+    assert torch.autograd.gradcheck(unit, (z,))
 
 
 def test_the_squared_error_is_over_live_rows() -> None:

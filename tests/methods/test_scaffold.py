@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.func import grad
 
 import fedrane
+from asserts import close, same_bytes
 from fedrane import Algorithm, Experiment, Model, tree
 from fedrane.conformance import blobs, network
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
+from fedrane.federation import Federation
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.scaffold import Scaffold
 from fedrane.sgd import SGD
@@ -42,6 +46,76 @@ def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> N
         mean = tree.scale(tree.add(owns[0].extra["control"], owns[1].extra["control"]), 0.5)
         for name, value in server.extra["control"].items():
             torch.testing.assert_close(value, mean[name])
+
+
+def kept(method: Scaffold, fed: Federation, seed: int) -> tuple[State, State]:
+    """A server and a client in the middle of a run: controls that are neither zero nor equal."""
+    draws = torch.Generator().manual_seed(seed)
+    server = method.init(fed.task, fed.roster)
+    noise = [tree.map(lambda p: torch.randn(p.shape, generator=draws, dtype=p.dtype), c) for c in [server.extra] * 2]
+    return server._replace(extra=noise[0]), State(Model({}, {}), noise[1])
+
+
+def slope_at(fed: Federation, params: tree.Tensors, batch: Batch) -> tree.Tensors:
+    """Of the plain loss, by autograd."""
+    loss = FedAvg().objective
+    ctx: Any = None  # FedAvg's own has no need of it
+    return grad(lambda p: loss(fed.task, ctx, Model(p, {}), batch)[0])(params)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_a_local_step_by_the_formula(option: str) -> None:
+    """y ← y − η_l (g_i(y) − c_i + c), with each sign, over several steps."""
+    fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
+    method, engine = Scaffold(option), Sequential(Scaffold(option), fed)
+    server, own = kept(method, fed, 1)
+    sent = engine.train(server, {0: own}, [0], 1, 0.1, 2)
+    here = server.model.params
+    for batch in engine.batches(0, 1, 2):
+        slope = slope_at(fed, here, batch)
+        c, mine = server.extra["control"], own.extra["control"]
+        here = {name: here[name] - 0.1 * (slope[name] - mine[name] + c[name]) for name in here}
+    close(tree.row(sent.ups.model.params, 0), here, 1e-12)
+
+
+def test_option_one_is_the_gradient_of_all_rows_at_the_start() -> None:
+    """Not where the client has got to, and each row counting once, though the last batch is shorter."""
+    fed = federation(table(60), [list(range(21)), list(range(21, 60))], batch=8)
+    method, engine = Scaffold("I"), Sequential(Scaffold("I"), fed)
+    server, own = kept(method, fed, 2)
+    sent = engine.train(server, {0: own}, [0], 1, 0.1, 3)
+    x, y = fed.train.take(fed.split.train[0])
+    whole = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
+    close(sent.owns[0].extra["control"], slope_at(fed, server.model.params, whole), 1e-12)
+
+
+def test_option_two_is_the_mean_gradient_of_the_way() -> None:
+    """c_i − c + (x − y) / (K η_l): with the step as it is, the mean over the K steps of the plain gradients."""
+    fed = federation(table(60), [list(range(24)), list(range(24, 60))], batch=8)
+    method, engine = Scaffold(), Sequential(Scaffold(), fed)
+    server, own = kept(method, fed, 3)
+    ctx = engine.context(server, own, fed.client(0, 1, 0.1, 2))
+    work, slopes = method.begin(fed.task, ctx), []
+    for batch in engine.batches(0, 1, 2):
+        slopes.append(slope_at(fed, work.model.params, batch))
+        work = method.step(fed.task, ctx, work, batch)
+    mean = tree.map(lambda rows: rows.mean(0), tree.stack(slopes))
+    assert len(slopes) == 6
+    close(method.finish(fed.task, ctx, work).own.extra["control"], mean, 1e-12)
+
+
+def test_the_global_rate_lengthens_the_servers_step() -> None:
+    """x + η_g (1/|S|) Σ (y_i − x), and nothing else."""
+    fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
+    method = Scaffold(global_rate=1.5)
+    server = method.init(fed.task, fed.roster)
+    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.1, 1)
+    after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+    usual, _ = Scaffold().aggregate(fed.task, server, sent.ups, sent.cohort)
+    before = server.model.params
+    expected = tree.add(before, tree.scale(tree.sub(usual.model.params, before), 1.5))
+    close(after.model.params, expected, 1e-12)
+    same_bytes(after.extra, usual.extra)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])

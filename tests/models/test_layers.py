@@ -49,6 +49,26 @@ def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded
     assert torch.equal(ours[0].running_mean, torch.zeros(shape[1], dtype=torch.float64)), "a pass writes nothing"
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_its_gradients_are_torchs(shape: tuple[int, ...], padded: bool, affine: bool) -> None:
+    """Of the rows and of the affine parameters; a dead row has none."""
+    theirs, ours = pair(shape, affine)
+    x, weights = torch.randn(2, *shape, dtype=torch.float64)
+    given, live = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    x.requires_grad_()
+    (theirs.train()(x) * weights).sum().backward()
+    given = given.detach().requires_grad_()
+    with within(Pass(True, live, full=not padded)):
+        (ours(given)[live] * weights).sum().backward()
+    assert given.grad is not None
+    torch.testing.assert_close(given.grad[live], x.grad, rtol=1e-9, atol=1e-9)
+    assert bool((given.grad[~live] == 0).all())
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-9)
+
+
 def test_batchnorm_at_test_uses_running_statistics() -> None:
     theirs, ours = pair((8, 5))
     state = {"running_mean": torch.randn(5).double(), "running_var": torch.rand(5).double() + 0.5}
@@ -63,13 +83,15 @@ def test_batchnorm_at_test_uses_running_statistics() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_batch_of_one_live_row_or_none_stays_finite(rows: int) -> None:
     _, ours = pair((4, 5))
+    ours[0].load_state_dict({"running_mean": torch.randn(5), "running_var": torch.rand(5) + 0.5}, strict=False)
     live = torch.arange(4) < rows
     now = Pass(True, live, full=False)
     with within(now):
         assert torch.isfinite(ours(torch.randn(4, 5, dtype=torch.float64))).all()
     assert all(torch.isfinite(value).all() for value in now.fresh.values())
     if rows == 0:
-        assert torch.equal(now.fresh["body.0.running_mean"], ours[0].running_mean), "no row, no news"
+        for name in ("running_mean", "running_var"):
+            assert torch.equal(now.fresh[f"body.0.{name}"], ours[0].get_buffer(name)), "no row, no news"
 
 
 def test_one_full_row_is_its_own_mean() -> None:

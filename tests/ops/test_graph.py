@@ -41,6 +41,16 @@ def test_pearson_is_numpys() -> None:
     np.testing.assert_allclose(pearson(z, alive(9)).numpy(), np.corrcoef(z.numpy()), atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_constant_row_is_related_to_none(dtype: torch.dtype) -> None:
+    """Exactly: what rounding leaves of it is not taken for a direction."""
+    z = draw(9, 7, dtype=dtype)
+    z[2], z[5] = 0.1, 1e6 / 3
+    found = pearson(z, alive(9))
+    assert float(found[[2, 5]].abs().sum() + found[:, [2, 5]].abs().sum()) == 0
+    assert float(relations(z, alive(9), 0.1).adjacency[[2, 5]].abs().sum()) == 0
+
+
 @pytest.mark.parametrize("strength", [0.01, 0.1, 3.0])
 @pytest.mark.parametrize("alternation", [1, 2, 5])
 def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: float) -> None:
@@ -124,13 +134,14 @@ def test_scale_and_shift_of_a_row_change_nothing() -> None:
     torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("junk", [float("nan"), 1.0], ids=["NaN", "numbers"])
 @pytest.mark.parametrize("form", graph.FORMS)
-def test_padding_changes_nothing(form: str) -> None:
+def test_padding_changes_nothing(form: str, junk: float) -> None:
     """A batch padded to twice its size gives the unpadded answer, and padded rows have no edges."""
     z = draw(16, 8)
     live = torch.zeros(32, dtype=torch.bool)
     live[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
-    padded = torch.full((32, 8), float("nan"), dtype=DOUBLE)
+    padded = junk * draw(32, 8, seed=1)
     padded[live] = z
     plain, full = relations(z, alive(16), 0.1, 4, form), relations(padded, live, 0.1, 4, form)
     torch.testing.assert_close(full.adjacency[live][:, live], plain.adjacency, rtol=1e-8, atol=1e-10)
@@ -219,6 +230,32 @@ def test_homophily_of_a_blind_graph_is_one() -> None:
 def test_effective_rank() -> None:
     assert float(effective_rank(torch.eye(7, dtype=DOUBLE))) == pytest.approx(7)
     assert float(effective_rank(draw(7, 1) @ draw(1, 7))) == pytest.approx(1)
+
+
+def test_the_mean_degree_is_over_live_rows() -> None:
+    adjacency, live = torch.zeros(6, 6, dtype=DOUBLE), torch.arange(6) < 4
+    adjacency[0, 1] = adjacency[1, 0] = 3.0
+    assert float(graph.mean_degree(adjacency, live)) == 6 / 4
+
+
+def test_at_first_a_message_is_the_neighbour_itself() -> None:
+    """So that z̃ leans towards its neighbours before anything is trained."""
+    z, adjacency = draw(2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=DOUBLE)
+    passing = MessagePassing(4, 1, "softmax", True, 0).double()
+    torch.testing.assert_close(passing(z, adjacency, alive(2)), z + z.flip(0))
+
+
+def test_each_step_has_weights_of_its_own() -> None:
+    """Two steps are one after the other."""
+    z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
+    both, *single = (MessagePassing(4, steps, "softmax", True, 0).double() for steps in (2, 1, 1))
+    expected = z
+    for number, passing in enumerate(single):
+        for ours, theirs in zip(both.children(), passing.children(), strict=True):
+            torch.nn.init.normal_(theirs[0].weight)
+            ours[number].load_state_dict(theirs[0].state_dict())
+        expected = passing(expected, adjacency, alive(6))
+    torch.testing.assert_close(both(z, adjacency, alive(6)), expected)
 
 
 def test_attention_is_the_formula() -> None:

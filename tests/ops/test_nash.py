@@ -200,6 +200,16 @@ def test_the_gram_matrix_is_that_of_the_deviations(monkeypatch: pytest.MonkeyPat
     close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_deviations_are_taken_in_double_precision(dtype: torch.dtype) -> None:
+    """Far apart or close together: the difference of the numbers sent, not a rounded one."""
+    base = {"w": (1e3 * draw(40)).to(dtype)}
+    for apart in (1e3, 1.0, 1e-6):
+        rows = {"w": (base["w"].double() + apart * draw(5, 40, seed=1)).to(dtype)}
+        exact = rows["w"].double() - base["w"].double()
+        torch.testing.assert_close(gram(base, rows), exact @ exact.T, rtol=1e-12, atol=0)
+
+
 def agreement(length: str, blend: float = 1.0, deviations: Tensor | None = None) -> tuple[Agreement, Tensor, Tensor]:
     deviations = draw(40, 6) if deviations is None else deviations
     ratio = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=DOUBLE)
