@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -27,7 +27,7 @@ from fedrane.run import automatic_model
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"
 ALL = "all"
-KINDS = ("table", "heat-map", "scatter", "curve", "bars")
+KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
 ELSEWHERE = ("data_root", "engine", "device", "checkpoint_every")
 """Keys of an experiment that say where and how it runs, and not what comes out."""
@@ -158,8 +158,16 @@ def in_paper(measure: str, row: str, place: Place) -> float | None:
     return values[paper_alphas().index(place.alpha)]
 
 
+@cache
 def _shipped(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _common(dataset: str) -> Settings:
+    values = dict(_shipped(COMMON))
+    datasets = values.pop("datasets")
+    return {**flat(values), **flat(datasets.get(dataset, {}))}
 
 
 def _target(name: str, values: dict[str, Any]) -> Target:
@@ -243,12 +251,9 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
 def _cell(
     target: Target, row: Row, place: Place, seed: int, tuned: Sequence[Mapping[str, Any]], words: Mapping[str, Settings]
 ) -> Cell:
-    common = _shipped(COMMON)
-    of_dataset = common.pop("datasets").get(place.dataset, {})
     values: Settings = {
-        "method.name": row.name,
-        **flat(common),
-        **flat(of_dataset),
+        "method.name": row.name,  # first: what follows may be fields of it
+        **_common(place.dataset),
         **row.settings,
         **row.datasets.get(place.dataset, {}),
         **target.settings,
@@ -340,15 +345,22 @@ def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
     return found
 
 
-def each_seed(text: str) -> Iterator[int]:
-    """``3`` is the seeds 0, 1 and 2; ``2-4`` those from 2 to 4; ``1,7`` these two."""
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """From a count, a range or a list.
+
+    >>> parse_seeds("3"), parse_seeds("2-4"), parse_seeds("1,7")
+    ((0, 1, 2), (2, 3, 4), (1, 7))
+    """
     try:
         if "-" in text:
             first, last = map(int, text.split("-"))
-            yield from range(first, last + 1)
+            found = tuple(range(first, last + 1))
         elif "," in text:
-            yield from (int(part) for part in text.split(",") if part.strip())
+            found = tuple(int(part) for part in text.split(",") if part.strip())
         else:
-            yield from range(int(text))
-    except ValueError as error:
-        raise ConfigError(f"--seeds {text}", "it is a count, a range or a list", "Use 3, or 2-4, or 1,7") from error
+            found = tuple(range(int(text)))
+    except ValueError:
+        found = ()
+    if not found:
+        raise ConfigError(f"--seeds {text}", "it is a count, a range or a list", "Use for instance 3, or 2-4, or 1,7")
+    return found
