@@ -183,7 +183,7 @@ def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, ste
     return save(figure, stem)
 
 
-def pairs(panels: Mapping[str, Sequence[Pair]], words: tuple[str, str], title: str, stem: Path) -> list[Path]:
+def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str, stem: Path) -> list[Path]:
     """One panel a measure and dataset: from without to with, and how much was gained."""
     columns, rows = _grid(len(panels), 2)
     tallest = max((len(found) for found in panels.values()), default=1)

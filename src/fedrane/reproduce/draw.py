@@ -121,5 +121,4 @@ def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) ->
                 panels[f"{dataset}: {sheet.how.title[0].lower()}{sheet.how.title[1:]}"] = found
     if not panels:
         return []
-    words = ("without relational augmentation", "with it")
-    return paper_figures.pairs(panels, words, target.title, folder / target.name)
+    return paper_figures.pairs(panels, target.words, target.title, folder / target.name)

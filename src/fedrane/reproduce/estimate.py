@@ -49,7 +49,9 @@ class Speed:
 class Speeds:
     """What is known of speeds: by records, by earlier measurements (a file), and by new ones while time is left."""
 
-    def __init__(self, sweep: Sweep, cache: Path, budget: float, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, sweep: Sweep, cache: Path, budget: float, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.sweep, self.cache, self.tell = sweep, cache, tell
         self.until = time.monotonic() + budget
         self.known = _measured_before(cache) | _of_records(sweep.records.values())

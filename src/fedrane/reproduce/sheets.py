@@ -163,6 +163,9 @@ class Sheet:
     def has_paper(self, places: Sequence[Place]) -> bool:
         return any(self.entry(row, place).paper is not None for row in self.rows for place in places)
 
+    def has_anything(self) -> bool:
+        return any(entry.values or entry.trouble for entry in self.entries.values())
+
     @property
     def caption(self) -> str:
         seeds = max((entry.wanted for entry in self.entries.values()), default=1)

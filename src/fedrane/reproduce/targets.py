@@ -76,6 +76,9 @@ class Target:
     panels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The rows that a measure is drawn for, where not all are."""
     pairs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Two rows each, drawn as one that lacks something and one that has it."""
+    words: tuple[str, ...] = ("without", "with")
+    """What the one lacks and the other has."""
     keeps: tuple[str, ...] = ()
     """What its cells must record beside their figures."""
     settings: Settings = field(default_factory=dict)
@@ -181,7 +184,7 @@ def _target(name: str, values: dict[str, Any]) -> Target:
         raise ConfigError(f"{name}.toml lacks {', '.join(missing)}", remedy=f"See {FOLDER / 'clients.toml'}")
     if values["kind"] not in KINDS:
         raise ConfigError(f"{name}.toml: kind={values['kind']!r}", remedy=nearest(values["kind"], KINDS))
-    made = {key: tuple(v) if typing.get_origin(hints[key]) is tuple else v for key, v in values.items()}
+    made: dict[str, Any] = {k: tuple(v) if typing.get_origin(hints[k]) is tuple else v for k, v in values.items()}
     return Target(**{**made, "name": name, "settings": flat(values.get("settings", {}))})
 
 
