@@ -224,8 +224,10 @@ def _show(console: Console, target: Target, choice: Choice, sweep: Sweep, out: P
         which = sheets.LAST if last else sheets.BEST
         for sheet in made:
             if (sheet.which == which or not sheet.how.percent) and sheet.has_anything():
+                say(console, f"\n{sheet.title}")
                 for table in sheets.terminal(sheet):
                     show(console, table)
+                say(console, sheet.caption)
     for note in made[0].notes:
         say(console, note)
     elsewhere = sum(sweep.status(cell) == ELSEWHERE for cell in sweep.cells)

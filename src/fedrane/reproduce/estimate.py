@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrane.errors import FedraneError
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.records import device_name
@@ -80,8 +79,8 @@ class Speeds:
     def _measure(self, cell: Cell, experiment: Experiment) -> Speed | None:
         try:
             return measure(experiment)
-        except FedraneError as error:  # what cannot run now will not run later, and is told then
-            self.tell(f"{cell.row.title} cannot be measured: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the cell will be marked with it when it is run
+            self.tell(f"{cell.row.title} cannot be measured: {type(error).__name__}: {error}")
             return None
 
 

@@ -261,12 +261,8 @@ def terminal(sheet: Sheet) -> Iterator[Table]:
     def mark(text: str, how: str) -> str:
         return f"[{how}]{escape(text)}[/]" if how else escape(text)
 
-    groups = sheet.groups()
-    for number, (dataset, places) in enumerate(groups, 1):
-        caption = sheet.caption if number == len(groups) else None
-        table = Table(
-            title=escape(f"{dataset}: {sheet.title}"), caption=caption, caption_justify="left", box=box.SIMPLE_HEAD
-        )
+    for dataset, places in sheet.groups():
+        table = Table(title=escape(dataset), title_justify="left", box=box.SIMPLE_HEAD)
         for index, head in enumerate(_columns(sheet, places)):
             table.add_column(head, justify="right" if index else "left", no_wrap=True)
         for line in _lines(sheet, places, mark):

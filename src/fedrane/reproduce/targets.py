@@ -243,16 +243,27 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
     """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
     rows, places = rows_of(target, choice.methods), places_of(target, choice)
     words = _words(choice.words, [r.name for r in rows])
+    here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
     return [
-        _cell(target, row, place, seed, choice.tuned, words)
+        _cell(target, row, place, seed, choice.tuned, words, here[row.name])
         for seed in seeds_of(target, choice)
         for place in places
         for row in rows
     ]
 
 
+def _is_here(method: str) -> bool:
+    return method in methods.METHODS or loading.is_reference(method) or method in methods.known()
+
+
 def _cell(
-    target: Target, row: Row, place: Place, seed: int, tuned: Sequence[Mapping[str, Any]], words: Mapping[str, Settings]
+    target: Target,
+    row: Row,
+    place: Place,
+    seed: int,
+    tuned: Sequence[Mapping[str, Any]],
+    words: Mapping[str, Settings],
+    here: bool,
 ) -> Cell:
     values: Settings = {
         "method.name": row.name,  # first: what follows may be fields of it
@@ -268,10 +279,10 @@ def _cell(
         **words[""],
         **words.get(row.name, {}),
     }
-    method = values["method.name"]
-    if method not in methods.known() and not loading.is_reference(method):
+    if not here:
         settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
-        return Cell(row, place, seed, settings, None, target.keeps, f"method {method!r} is not known here")
+        problem = f"method {values['method.name']!r} is not known here"
+        return Cell(row, place, seed, settings, None, target.keeps, problem)
     experiment = Experiment.from_words(f"{key}={value}" for key, value in values.items())
     return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
 
