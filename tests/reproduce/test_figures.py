@@ -56,6 +56,16 @@ def test_a_figure_shows_its_methods(
     assert 0.01 < (pixels < 250).mean() < 0.9, "neither empty nor full"
 
 
+def test_a_cell_whose_model_is_gone_is_run_again_for_its_features(sweep: Callable[..., Sweep]) -> None:
+    table = sweep("table-gfl")
+    assert table.go()
+    wanted = sweep("tsne")
+    assert wanted.go()
+    before, after = (s.records[s.cells[0].key] for s in (table, wanted))
+    assert after["kept"]["tsne"]["labels"]
+    assert before["global"] == after["global"]
+
+
 def test_pairs_show_what_is_gained(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
     names = targets("minority")[0].rows
     done = sweep("minority", methods=names)

@@ -66,6 +66,8 @@ def test_a_varied_value_is_in_the_experiment() -> None:
     (target,) = targets("lambda-cd")
     values = [c.experiment.algorithm.contrast for c in cells(target, Choice(("fmnist",), seeds=(0,))) if c.experiment]  # type: ignore[attr-defined]
     assert values == [0, 0.1, 0.5, 0.8, 1]
+    with pytest.raises(ConfigError, match="varies"):
+        cells(target, Choice(words=("method.contrast=1",)))
 
 
 def test_words_go_to_all_rows_or_to_one() -> None:

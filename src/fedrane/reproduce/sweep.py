@@ -153,7 +153,9 @@ class Sweep:
     def _tidy(self, cell: Cell) -> None:
         """Checkpoints may be a hundred thousand times as large as the record; its metrics stay."""
         if self.records[cell.key]["status"] == DONE:
-            self._clear(self.folder(cell).path / "checkpoints")
+            with clear_errors(self.runs):
+                for path in self.folder(cell).checkpoints():
+                    path.unlink()
 
     def _clear(self, path: Path) -> None:
         with clear_errors(path):

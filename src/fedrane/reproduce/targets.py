@@ -243,6 +243,8 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
     """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
     rows, places = rows_of(target, choice.methods), places_of(target, choice)
     words = _words(choice.words, [r.name for r in rows])
+    if target.vary in words[""]:
+        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
     return [
         _cell(target, row, place, seed, choice.tuned, words, here[row.name])
