@@ -131,6 +131,7 @@ def scatters(plots: Mapping[str, Points], classes: Sequence[str], title: str, st
         axis.scatter(points.x, points.y, c=[colours[label] for label in points.labels], s=4, linewidths=0, alpha=0.8)
         axis.set_title(f"{name}\n{points.note}" if points.note else name, fontsize=9, parse_math=False)
         axis.set_aspect("equal", adjustable="datalim")
+        axis.set_box_aspect(1)
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set_color("#c8ced4")
@@ -138,7 +139,9 @@ def scatters(plots: Mapping[str, Points], classes: Sequence[str], title: str, st
         axis.axis("off")
     handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours]
     if len(classes) <= 26:
-        wide = max(2, min(len(classes), int(columns * 2.9 * 10 / (max(map(len, classes)) + 6))))
+        room = int(columns * 2.9 * 14)  # characters across, with the space that an entry takes beside its name
+        lines = math.ceil(len(classes) * (max(map(len, classes)) + 5) / room)
+        wide = math.ceil(len(classes) / lines)
         figure.legend(handles, classes, loc="outside lower center", ncols=wide, fontsize=7, frameon=False)
     return save(figure, stem)
 
@@ -178,8 +181,9 @@ def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, ste
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.margins(y=0.12)
         _quiet(axis)
-        if lines:
-            axis.legend(fontsize=8, frameon=False)
+    handles = {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    shown = [handles[name] for name in names]
+    figure.legend(shown, names, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
     return save(figure, stem)
 
 
@@ -187,7 +191,7 @@ def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str
     """One panel a measure and dataset: from without to with, and how much was gained."""
     columns, rows = _grid(len(panels), 2)
     tallest = max((len(found) for found in panels.values()), default=1)
-    figure, axes = _figure(columns, rows, 4.6, 0.5 * tallest + 1.1, title)
+    figure, axes = _figure(columns, rows, 4.6, 0.36 * tallest + 1.3, title)
     for axis, (measure, found) in zip(axes, panels.items(), strict=False):
         for height, pair in enumerate(reversed(found)):
             (a, spread_a), (b, spread_b) = (tuple(100 * v for v in side) for side in (pair.without, pair.having))
@@ -200,7 +204,7 @@ def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str
             )  # fmt: skip
         axis.set_yticks(range(len(found)), [pair.label for pair in reversed(found)], fontsize=8)
         axis.set_ylim(-0.6, len(found) - 0.4)
-        axis.margins(x=0.18)
+        axis.margins(x=0.25)
         axis.set_title(measure, fontsize=9, parse_math=False)
         axis.set_xlabel("accuracy in %", fontsize=8)
         _quiet(axis)

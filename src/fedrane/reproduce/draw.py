@@ -108,7 +108,8 @@ def _line(points: Sequence[tuple[float | None, Entry]]) -> paper_figures.Line:
 
 def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
     panels: dict[str, list[paper_figures.Pair]] = {}
-    for sheet in (sheet for sheet in made if sheet.which == BEST):
+    drawn = target.drawn or target.measures
+    for sheet in (sheet for sheet in made if sheet.which == BEST and sheet.measure in drawn):
         for dataset, places in sheet.groups():
             found = []
             for place in places:
@@ -118,7 +119,7 @@ def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) ->
                         sides = [(e.mean or 0.0, e.deviation or 0.0) for e in (without, having)]
                         found.append(paper_figures.Pair(f"α {place.alpha:g}, {name}", *sides))
             if found:
-                panels[f"{dataset}: {sheet.how.title[0].lower()}{sheet.how.title[1:]}"] = found
+                panels[f"{dataset}\n{sheet.how.title}"] = found
     if not panels:
         return []
-    return paper_figures.pairs(panels, target.words, target.title, folder / target.name)
+    return paper_figures.pairs(panels, target.words, f"{target.title}, best round", folder / target.name)

@@ -226,14 +226,12 @@ def trouble(sweep: Sweep) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for cell in sweep.cells:
         if reason := sweep.reason(cell):
-            reasons.setdefault((cell.row.title, reason), []).append(
-                f"{cell.place.dataset} α {cell.place.alpha:g} seed {cell.seed}"
-            )
-    return [f"{title}: {reason} [{_few(where)}]" for (title, reason), where in reasons.items()]
+            reasons.setdefault((cell.row.title, reason), []).append(cell.where)
+    return [f"{title} [{_few(where)}]: {reason}" for (title, reason), where in reasons.items()]
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _few(places: Sequence[str]) -> str:
+    return places[0] + (f", and {len(places) - 1} more" if len(places) > 1 else "")
 
 
 # ---- for the terminal and as Markdown

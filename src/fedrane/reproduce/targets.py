@@ -79,6 +79,8 @@ class Target:
     """Two rows each, drawn as one that lacks something and one that has it."""
     words: tuple[str, ...] = ("without", "with")
     """What the one lacks and the other has."""
+    drawn: tuple[str, ...] = ()
+    """The measures that are drawn in pairs, where not all are."""
     keeps: tuple[str, ...] = ()
     """What its cells must record beside their figures."""
     settings: Settings = field(default_factory=dict)
@@ -115,9 +117,13 @@ class Cell:
         return key_of(self.settings)
 
     @property
-    def name(self) -> str:
+    def where(self) -> str:
         value = "" if self.place.value is None else f", {self.place.value:g}"
-        return f"{self.row.title} on {self.place.dataset}, α {self.place.alpha:g}{value}, seed {self.seed}"
+        return f"{self.place.dataset}, α {self.place.alpha:g}{value}, seed {self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.title} on {self.where}"
 
 
 # ---- the files
