@@ -21,7 +21,9 @@ def sweep(tmp_path: Path) -> Callable[..., Sweep]:
 
     def make(name: str = "table-gfl", words: tuple[str, ...] = (), retry: bool = False, **choice: Any) -> Sweep:
         asked = {"datasets": ("digits",), "alphas": (0.5,), "seeds": (0,), "methods": ("fedavg",)} | choice
-        wanted = cells(targets(name)[0], Choice(words=(*QUICK, *words), **asked))
+        (target,) = targets(name)
+        quick = [word for word in QUICK if not target.vary or not word.startswith(target.vary)]
+        wanted = cells(target, Choice(words=(*quick, *words), **asked))
         return Sweep(wanted, Store(tmp_path / "results"), tmp_path / "cells", retry=retry)
 
     return make

@@ -17,6 +17,8 @@ from fedrane.run import run
 from problems import quick
 
 METHODS = ("fedavg", "fedrane-wo-lra")
+PERSONAL = "local"
+"""Has no global model, so that there is nothing of it to show but its own accuracy."""
 
 
 def drawn(name: str, sweep: Sweep, folder: Path, methods: tuple[str, ...]) -> dict[str, Path]:
@@ -43,12 +45,14 @@ def words(svg: Path) -> str:
 def test_a_figure_shows_its_methods(
     sweep: Callable[..., Sweep], tmp_path: Path, name: str, expected: list[str]
 ) -> None:
-    done = sweep(name, words=("clients=4",) if name != "clients" else (), methods=METHODS)
+    asked = (*METHODS, PERSONAL)
+    done = sweep(name, methods=asked)
     if name == "clients":
         done.cells = [cell for cell in done.cells if cell.place.value in (5, 10)]
-    assert not drawn(name, done, tmp_path, METHODS), "nothing to draw yet"
+    assert not drawn(name, done, tmp_path, asked), "nothing to draw yet"
     assert done.go()
-    found = drawn(name, done, tmp_path, METHODS)
+    assert {done.status(cell) for cell in done.cells} == {"done"}
+    found = drawn(name, done, tmp_path, asked)
     assert sorted(found) == [".png", ".svg"]
     text = words(found[".svg"])
     assert all(word in text for word in expected), text

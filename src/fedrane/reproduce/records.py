@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.streams import permutation
-from fedrane.errors import ConfigError, Diverged, FedraneError
+from fedrane.errors import Diverged, FedraneError
 from fedrane.evaluation import Metrics
 from fedrane.reproduce.store import DONE, FAILED, Record
 from fedrane.reproduce.targets import Settings
@@ -115,8 +115,10 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
     return [v for v in values if v is not None] or [0.0]
 
 
-def _tsne(result: Result) -> dict[str, Any]:
-    """Test rows, the same for every method, where t-SNE places their features."""
+def _tsne(result: Result) -> dict[str, Any] | None:
+    """Test rows, the same for every method, where t-SNE places their features; nothing without a global model."""
+    if GLOBAL not in result.algorithm.answers_on(result.task):
+        return None
     from sklearn.manifold import TSNE  # slow to import
     from sklearn.metrics import silhouette_score
 
@@ -141,8 +143,6 @@ def _tsne(result: Result) -> dict[str, Any]:
 def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """What the head is given when the global model answers: on the sphere, for instance, where the method puts it."""
     task, algorithm, federation = result.task, result.algorithm, result.federation
-    if GLOBAL not in algorithm.answers_on(task):
-        raise ConfigError(f"{result.experiment.method_name} has no global model", "its features are to be shown")
     model = algorithm.global_model(task, result.server)
     chunk = federation.batch if algorithm.depends_on_batch(task) else 1024
     seen: list[Tensor] = []

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rich import box
 from rich.markup import escape
@@ -67,7 +66,7 @@ MEASURES = {
     ),
     "separation": Measure(
         "Silhouette of the features by class",
-        lambda record, which: record.get("kept", {}).get("tsne", {}).get("separation"),
+        lambda record, which: (record["kept"].get("tsne") or {}).get("separation"),
         percent=False,
     ),
 }
@@ -374,7 +373,7 @@ def _beside(sheet: Sheet, entry: Entry) -> str:
     return f"{{\\scriptsize {paper}{f' (${difference}$)' if difference else ''}}}" if paper else ""
 
 
-_TEX: dict[str, Any] = {
+_TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$", "α": r"$\alpha$",
     "λ": r"$\lambda$", "τ": r"$\tau$", "₁": "$_1$",

@@ -12,7 +12,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -112,7 +112,7 @@ class Cell:
     problem: str = ""
     """Why there is no experiment."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         return key_of(self.settings)
 
