@@ -295,9 +295,11 @@ def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, 
         groups.setdefault((cell.place.dataset, cell.row.title), []).append(cell)
     for (dataset, title), group in groups.items():
         found = counts(sweep, group)
-        known_times = [times[cell.key] for cell in group if cell.key in times]
-        time = clock(sum(t for t in known_times if t is not None)) + (" + ?" if None in known_times else "")
+        each = [times[cell.key] for cell in group if cell.key in times]
+        known_times = [t for t in each if t is not None]
+        told = [clock(sum(known_times))] if known_times else []
+        time = " + ".join([*told, *(["?"] if len(known_times) < len(each) else [])])
         odd = " (no dataset)" if found.get(ABSENT) else " (unknown method)" if found.get(UNKNOWN) else ""
         numbers = [str(found.get(state, 0) or "") for state in (WAITING, DONE, FAILED)]
-        table.add_row(escape(dataset), escape(title) + odd, *numbers, time if known_times else "")
+        table.add_row(escape(dataset), escape(title) + odd, *numbers, time)
     show(console, table)
