@@ -10,6 +10,7 @@ on the server and may do both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, cro
 from fedrane.tree import Tensors
 
 GLOBAL, PERSONAL = "global", "personal"
+Grid = Mapping[str, tuple[Any, ...]]
 
 
 class Outcome(NamedTuple):
@@ -58,6 +60,8 @@ class Algorithm:
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL,)
     """Which models the method gives: a global one, personal ones, or both."""
+    grid: ClassVar[Grid] = {}
+    """The values of its fields among which ``fedrane tune`` looks for the best."""
 
     @property
     def records(self) -> tuple[str, ...]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from fedrane import comparison, conformance, display, methods, report
 from fedrane._version import __version__
@@ -29,7 +26,15 @@ from fedrane.experiment import Experiment, merge, read_toml
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
+from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
+from fedrane.terminal import INTERRUPTED
+from fedrane.terminal import Stop as _Stop
+from fedrane.terminal import console_for as _console
+from fedrane.terminal import say as _say
+from fedrane.terminal import show as _show
+from fedrane.terminal import watching as _watching
+from fedrane.terminal import write_line as _write_line
 
 app = typer.Typer(
     help="Federated learning on data that differ from client to client.",
@@ -40,8 +45,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command("reproduce")(reproduce_command)
+app.command("tune")(tune_command)
 
-INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
 DataRoot = Annotated[
     str, typer.Option("--data-root", help="Where datasets lie (else FEDRANE_DATA, else the cache folder).")
@@ -80,77 +86,6 @@ def _experiment(words: Sequence[str] | None, data_root: str) -> Experiment:
     if data_root:
         words.append(f"data_root={Path(data_root).resolve()}")
     return Experiment.from_dict(merge(values, words))
-
-
-class _Stop:
-    """Ctrl-C once: finish the round, save, say how to go on. Twice: stop at once."""
-
-    def __init__(self, console: Console) -> None:
-        self.asked, self.console = False, console
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    @contextmanager
-    def listening(self) -> Iterator[_Stop]:
-        before = signal.signal(signal.SIGINT, self._hear)
-        try:
-            yield self
-        except KeyboardInterrupt:
-            self.console.print("stopped at once; the last checkpoint stands")
-            raise typer.Exit(INTERRUPTED) from None
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        with suppress(RuntimeError):  # caught in the middle of another line, Python refuses to begin this one
-            self.console.print("\nfinishing this round, then saving (Ctrl-C again to stop at once)")
-
-
-def _console(as_json: bool) -> Console:
-    """Standard output, or where that carries JSON, standard error."""
-    return Console(stderr=as_json, emoji=False)
-
-
-@contextmanager
-def _watching(
-    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = ""
-) -> Iterator[list[Callback]]:
-    watch: list[Callback] = [display.TensorBoard(board)] if board else []
-    live: display.Live | None = None
-    if as_json:
-        watch.append(display.JsonLines(_write_line))
-    elif quiet:
-        watch.append(display.Messages(console))
-    elif console.is_terminal:
-        live = display.Live(console, label)
-        watch.append(live)
-    else:
-        watch.append(display.Lines(console, label))
-    try:
-        yield watch
-    finally:
-        if live:
-            live.close()
-
-
-def _say(console: Console, text: str) -> None:
-    """A line as it is: paths are not broken, and their brackets are no markup."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _show(console: Console, table: Table) -> None:
-    """A table as wide as it is: rather a line too long than a result cut short."""
-    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
-    console.print(table)
-
-
-def _write_line(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _conclude(console: Console, result: Result, as_json: bool) -> None:

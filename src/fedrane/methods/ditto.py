@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_ranges
 from fedrane.task import Batch, Client, Context, Model, State, Task
 from fedrane.tree import Tensors
@@ -30,6 +30,7 @@ class Ditto(Algorithm):
     """FedAvg, and beside it a personal model pulled towards the global one."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    grid: ClassVar[Grid] = {"strength": (0.1, 0.5, 1.0, 2.0)}
 
     strength: float = 1.0  # λ
     personal_steps: int = 1

@@ -14,13 +14,13 @@ gradients (``clip=10``). Its "weight decay + α" is the quadratic term, which is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_ranges
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
@@ -28,6 +28,8 @@ from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
     """A regulariser that moves with each client's gradient."""
+
+    grid: ClassVar[Grid] = {"strength": (0.001, 0.01, 0.1)}
 
     strength: float = 0.01  # α
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Outcome
+from fedrane.algorithm import Algorithm, Grid, Outcome
 from fedrane.errors import check_ranges
 from fedrane.task import Batch, Context, Model, Task
 
@@ -26,6 +27,8 @@ from fedrane.task import Batch, Context, Model, Task
 @dataclass(frozen=True)
 class FedProx(Algorithm):
     """FedAvg with a proximal term."""
+
+    grid: ClassVar[Grid] = {"strength": (0.001, 0.01, 0.1, 1.0)}
 
     strength: float = 0.01  # μ
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Outcome
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Outcome
 from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import graph, nash, sphere
 from fedrane.ops.contrast import discrimination
@@ -30,7 +30,7 @@ class FedRANE(Algorithm):
     """Relational augmentation in the clients, Nash bargaining at the server."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
-
+    grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
     lra: bool = True
     relation: float = 0.1  # λ_R
     alternations: int = 5

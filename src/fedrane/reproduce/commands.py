@@ -1,0 +1,305 @@
+"""The commands ``fedrane reproduce`` and ``fedrane tune``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.display import clock, count, percent, plain_table
+from fedrane.errors import ConfigError, nearest
+from fedrane.files import write_atomically
+from fedrane.reproduce import sheets, tune
+from fedrane.reproduce.estimate import Speeds
+from fedrane.reproduce.store import DONE, FAILED, Store
+from fedrane.reproduce.sweep import ABSENT, ELSEWHERE, UNKNOWN, WAITING, Sweep, counts
+from fedrane.reproduce.targets import (
+    ALL,
+    Cell,
+    Choice,
+    Place,
+    Target,
+    absent,
+    cells,
+    known,
+    parse_seeds,
+    places_of,
+    targets,
+)
+from fedrane.run import Callback
+from fedrane.terminal import INTERRUPTED, Stop, console_for, say, show, watching, write_line
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[key=value …]", show_default=False)]
+Dataset = Annotated[str, typer.Option("--dataset", help="Names with commas; others than the target's stand in.")]
+Methods = Annotated[
+    str, typer.Option("--methods", help="Names with commas, yours as path.py:Class; 'all' is the target's own.")
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Other than the paper's 100.", show_default=False)]
+DataRoot = Annotated[
+    str, typer.Option("--data-root", help="Where datasets lie (else FEDRANE_DATA, else the cache folder).")
+]
+Results = Annotated[Path, typer.Option("--results", help="The folder of results, one line a cell.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder for tables, figures and run folders.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Run cells that have failed again, from their start.")]
+Json = Annotated[bool, typer.Option("--json", help="One line a cell on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the tables.")]
+RESULTS, OUT = Path("experiments/results"), Path("runs/reproduce")
+
+
+def reproduce_command(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=f"{', '.join([*known(), ALL])}, or a TOML file.")],
+    words: Words = None,
+    dataset: Dataset = "",
+    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters with commas.")] = "",
+    names: Methods = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="How many (5), which (2-4), or these (1,7).")] = "",
+    rounds: Rounds = None,
+    data_root: DataRoot = "",
+    tuned: Annotated[Path | None, typer.Option("--tuned", help="Settings that fedrane tune has found.")] = None,
+    results: Results = RESULTS,
+    out: Out = OUT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it would take.")] = False,
+    measuring: Annotated[float, typer.Option(help="Seconds that a dry run may spend on measuring speeds.")] = 120.0,
+    show_only: Annotated[
+        bool, typer.Option("--show", help="Run nothing: tables and figures of what is there.")
+    ] = False,
+    last: Annotated[bool, typer.Option("--last", help="Print the last round's figures, not the best one's.")] = False,
+    retry: Retry = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a table or figure of the paper: run the cells that are missing, then show ours beside the paper's.
+
+    Cells that are done are not run again; a sweep that was stopped or killed goes on with the same command. Words such
+    as epochs=1 go to all methods, fedprox.strength=1 to one.
+    """
+    console = console_for(as_json)
+    choice = Choice(
+        _names(dataset),
+        _numbers(alpha, "--alpha"),
+        _names(names),
+        parse_seeds(seeds) if seeds else (),
+        _all_words(words, rounds, data_root),
+        tune.read(tuned) if tuned else (),
+    )
+    wanted = targets(target)
+    here = {place.dataset for each in wanted for place in places_of(each, choice)}
+    missing = absent(sorted(here), data_root)
+    for name, how in missing.items():
+        say(console, f"{name} is not on this machine: its cells stay empty. Get it with {how}")
+    store = Store(results)
+    sweeps = [(each, Sweep(cells(each, choice), store, out / "cells", missing, retry)) for each in wanted]
+    if dry_run:
+        _dry_run(console, sweeps, out, measuring, as_json)
+        return
+    failed = 0
+    with Stop(console).listening() as stop:
+        for each, sweep in sweeps:
+            sweep.records = store.read()  # with what the targets before it have done
+            if not show_only and not sweep.go(_watch(console, quiet or as_json), stop, _teller(console, sweep, quiet)):
+                say(console, f"stopped; the same command goes on from here ({results})")
+                raise typer.Exit(INTERRUPTED)
+            _show(console, each, choice, sweep, out, last, as_json)
+            failed += sum(sweep.status(cell) in (FAILED, UNKNOWN) for cell in sweep.cells)
+    if failed:
+        raise typer.Exit(1)
+
+
+def tune_command(
+    names: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or several with commas.")],
+    words: Words = None,
+    dataset: Annotated[str, typer.Option("--dataset", help="Names with commas.")] = "digits",
+    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters with commas.")] = "0.5",
+    seeds: Annotated[str, typer.Option("--seeds", help="How many (2), which (2-4), or these (1,7).")] = "1",
+    rounds: Rounds = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="key=v1,v2 in place of the method's own grid; may be repeated.")
+    ] = None,
+    validation: Annotated[float, typer.Option("--validation", help="The share of training rows to judge by.")] = 0.2,
+    measure: Annotated[str, typer.Option("--measure", help="global, personal, or both: their mean.")] = tune.BOTH,
+    data_root: DataRoot = "",
+    tuned: Annotated[Path, typer.Option("--tuned", help="The file to write.")] = Path("experiments/tuned.toml"),
+    results: Results = RESULTS,
+    out: Out = OUT,
+    retry: Retry = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look for a method's best settings on validation rows, never on test rows, and write them for reproduce --tuned.
+
+    The grid is the method's own, with learning rates. What was tried is kept; the same command goes on after a stop.
+    """
+    console = console_for(False)
+    if measure not in tune.MEASURES:
+        raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
+    choice = Choice(seeds=parse_seeds(seeds), words=_all_words(words, rounds, data_root))
+    for name, how in absent(_names(dataset), data_root).items():
+        raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
+    places = [Place(name, number) for name in _names(dataset) for number in _numbers(alpha, "--alpha")]
+    store = Store(results / "tune")
+    with Stop(console).listening() as stop:
+        for method in _names(names):
+            for place in places:
+                found = tune.trials(method, place, tune.grid_of(method, grid or ()), choice, validation)
+                every = [cell for trial in found for cell in trial.cells]
+                sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.Rows(found, validation))
+                if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
+                    say(console, f"stopped; the same command goes on from here ({results})")
+                    raise typer.Exit(INTERRUPTED)
+                best = tune.choose(sweep, found, place, measure)
+                _show_trials(console, sweep, found, best)
+                tune.write(tuned, best)
+    say(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
+
+
+# ---- what was asked for
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in _names(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}", "it is numbers with commas between them", "Use 0.1,0.5") from error
+
+
+def _all_words(words: Sequence[str] | None, rounds: int | None, data_root: str) -> tuple[str, ...]:
+    made = list(words or ())
+    made += [f"rounds={rounds}"] if rounds is not None else []
+    made += [f"data_root={Path(data_root).resolve()}"] if data_root else []
+    return tuple(made)
+
+
+# ---- while it runs
+
+
+def _watch(console: Console, quiet: bool) -> Callable[[Cell], Any]:
+    """A bar for the cell in a terminal; elsewhere the line at its end is enough."""
+
+    @contextmanager
+    def watch(cell: Cell) -> Iterator[Sequence[Callback]]:
+        with watching(console, False, quiet or not console.is_terminal, None, f"{cell.name} ") as callbacks:
+            yield callbacks
+
+    return watch
+
+
+def _teller(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int, int], None]:
+    def tell(cell: Cell, number: int, total: int) -> None:
+        if quiet:
+            return
+        record = sweep.records[cell.key]
+        if record["status"] == FAILED:
+            say(console, f"[{number}/{total}] {cell.name}: {record['word']}: {record['reason']}")
+            return
+        figures = (f"{w} {percent(record[w]['best']['accuracy'])}" for w in (GLOBAL, PERSONAL) if w in record)
+        say(console, f"[{number}/{total}] {cell.name}: {', '.join(figures)}, {record['seconds']:.1f} s")
+
+    return tell
+
+
+# ---- what came out
+
+
+def _show(console: Console, target: Target, choice: Choice, sweep: Sweep, out: Path, last: bool, as_json: bool) -> None:
+    from fedrane.reproduce.draw import figures  # matplotlib is slow to import
+
+    made = sheets.sheets(target, choice, sweep)
+    for suffix, text in (("md", sheets.markdown(made)), ("csv", sheets.as_csv(made)), ("tex", sheets.latex(made))):
+        write_atomically(out / f"{target.name}.{suffix}", text)
+    drawn = figures(target, made, sweep, out)
+    if as_json:
+        for cell in sweep.cells:
+            write_line(json.dumps(_line(target, sweep, cell)) + "\n")
+    else:
+        which = sheets.LAST if last else sheets.BEST
+        for sheet in made:
+            if (sheet.which == which or not sheet.how.percent) and sheet.has_anything():
+                say(console, f"\n{sheet.title}")
+                for table in sheets.terminal(sheet):
+                    show(console, table)
+                say(console, sheet.caption)
+    for note in made[0].notes:
+        say(console, note)
+    elsewhere = sum(sweep.status(cell) == ELSEWHERE for cell in sweep.cells)
+    if elsewhere:
+        say(console, f"{count(elsewhere, 'cell')} of {target.name} are being run by another process")
+    pictures = "".join(f", {path}" for path in drawn)
+    say(console, f"{target.name}: {_told(counts(sweep))}; {out / target.name}.md, .csv, .tex{pictures}")
+
+
+def _told(found: dict[str, int]) -> str:
+    words = {WAITING: "to run", ABSENT: "without their dataset", UNKNOWN: "of an unknown method"}
+    return ", ".join(f"{number} {words.get(state, state)}" for state, number in found.items())
+
+
+def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
+    record = sweep.records.get(cell.key, {})
+    place = {"dataset": cell.place.dataset, "alpha": cell.place.alpha, "value": cell.place.value}
+    line = {"target": target.name, "method": cell.row.name, **place, "seed": cell.seed, "key": cell.key}
+    line |= {"status": sweep.status(cell), "reason": sweep.reason(cell)}
+    return line | {name: record.get(name) for name in (GLOBAL, PERSONAL, "seconds", "device", "version")}
+
+
+def _show_trials(console: Console, sweep: Sweep, found: Sequence[tune.Trial], best: tune.Tuned) -> None:
+    table = plain_table(*found[0].values, "validation accuracy")
+    for trial in found:
+        value = tune.score(sweep, trial, best.measure)
+        said = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)
+        chosen = trial.values == best.settings
+        line = [escape(str(v)) for v in (*trial.values.values(), said)]
+        table.add_row(*(f"[bold]{text}[/]" if chosen else text for text in line))
+    say(console, f"{best.method} on {best.dataset}, α {best.alpha:g}: {count(best.trials, 'trial')}")
+    show(console, table)
+
+
+# ---- what would run
+
+
+def _dry_run(
+    console: Console, sweeps: Sequence[tuple[Target, Sweep]], out: Path, measuring: float, as_json: bool
+) -> None:
+    planned: set[str] = set()
+    total, unknown = 0.0, 0
+    speeds = Speeds(sweeps[0][1], out / "speeds.json", measuring, lambda text: say(console, text))
+    for target, sweep in sweeps:
+        todo = {cell.key: cell for cell in sweep.waiting() if cell.key not in planned}
+        planned |= todo.keys()
+        times = {key: speeds.seconds(cell) for key, cell in todo.items()}
+        total += sum(t for t in times.values() if t is not None)
+        unknown += sum(t is None for t in times.values())
+        if as_json:
+            for cell in sweep.cells:
+                line = _line(target, sweep, cell)
+                write_line(json.dumps({**line, "seconds": times.get(cell.key)}) + "\n")
+        else:
+            _show_plan(console, target, sweep, times)
+    left = f", and of {count(unknown, 'cell')} the speed is not known" if unknown else ""
+    say(console, f"in all: {count(len(planned), 'cell')} to run, about {clock(total)}{left}")
+
+
+def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, float | None]) -> None:
+    table = plain_table("dataset", "method", "to run", "done", "failed", "time")
+    table.title = f"{target.name}: {escape(target.title)}"
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in sweep.cells:
+        groups.setdefault((cell.place.dataset, cell.row.title), []).append(cell)
+    for (dataset, title), group in groups.items():
+        found = counts(sweep, group)
+        each = [times[cell.key] for cell in group if cell.key in times]
+        known_times = [t for t in each if t is not None]
+        told = [clock(sum(known_times))] if known_times else []
+        time = " + ".join([*told, *(["?"] if len(known_times) < len(each) else [])])
+        odd = " (no dataset)" if found.get(ABSENT) else " (unknown method)" if found.get(UNKNOWN) else ""
+        numbers = [str(found.get(state, 0) or "") for state in (WAITING, DONE, FAILED)]
+        table.add_row(escape(dataset), escape(title) + odd, *numbers, time)
+    show(console, table)

@@ -1,0 +1,125 @@
+"""A target's figure, from the records of its cells; what is not there yet is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrane.report import paper_figures
+from fedrane.reproduce.records import COSINES
+from fedrane.reproduce.sheets import BEST, MEASURES, Entry, Sheet
+from fedrane.reproduce.store import DONE, Record
+from fedrane.reproduce.sweep import Sweep
+from fedrane.reproduce.targets import Place, Target
+
+SHORT = {"global": "G-FL", "personal": "P-FL"}
+
+
+def figures(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+    """The files drawn: none for a table, and none where nothing is there to be drawn."""
+    draw = {"heat-map": _heat_maps, "scatter": _scatters, "curve": _curves, "pairs": _pairs}.get(target.kind)
+    return [] if draw is None else draw(target, made, sweep, folder)
+
+
+def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Place, dict[str, Record]]]:
+    """At each place the first seed's records that hold something, by the title of their row."""
+    for place in dict.fromkeys(cell.place for cell in sweep.cells):
+        found: dict[str, Record] = {}
+        for cell in sweep.cells:
+            if cell.place == place and sweep.status(cell) == DONE and cell.row.title not in found:
+                record = sweep.records[cell.key]
+                found |= {cell.row.title: record} if _drawable(record["kept"].get(what)) else {}
+        if found:
+            yield place, found
+
+
+def _drawable(kept: Any) -> bool:
+    """A method without a server's step has no cosines to show."""
+    return kept is not None and bool(kept.get("rounds", True))
+
+
+def _at(target: Target, place: Place) -> str:
+    return f"{target.title}\n{place.dataset}, α {place.alpha:g}"
+
+
+def _stem(target: Target, place: Place, folder: Path) -> Path:
+    return folder / f"{target.name}-{Path(place.dataset).stem}-{place.alpha:g}"
+
+
+def _heat_maps(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+    paths: list[Path] = []
+    for place, found in _kept(sweep, COSINES):
+        maps = {
+            title: paper_figures.Heat(kept["rounds"], np.array(kept["cosines"], dtype=np.float64))
+            for title, record in found.items()
+            if (kept := record["kept"][COSINES])
+        }
+        paths += paper_figures.heat_maps(maps, _at(target, place), _stem(target, place, folder))
+    return paths
+
+
+def _scatters(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+    paths: list[Path] = []
+    for place, found in _kept(sweep, "tsne"):
+        plots, classes = {}, []
+        for title, record in found.items():
+            kept = record["kept"]["tsne"]
+            classes = kept["classes"]
+            note = f"{100 * record['global']['last']['accuracy']:.1f} %, silhouette {kept['separation']:.2f}"
+            plots[title] = paper_figures.Points(kept["x"], kept["y"], kept["labels"], note)
+        paths += paper_figures.scatters(plots, classes, _at(target, place), _stem(target, place, folder))
+    return paths
+
+
+def _curves(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+    panels: dict[str, dict[str, paper_figures.Line]] = {}
+    groups = {(place.dataset, place.alpha) for place in made[0].places}
+    for sheet in (sheet for sheet in made if sheet.which == BEST):
+        wanted = target.panels.get(sheet.measure, target.rows)
+        lines: dict[str, paper_figures.Line] = {}
+        for dataset, alpha in dict.fromkeys((place.dataset, place.alpha) for place in sheet.places):
+            for row in (row for row in sheet.rows if row.name in wanted or row.name not in target.rows):
+                places = [place for place in sheet.places if (place.dataset, place.alpha) == (dataset, alpha)]
+                points = [(p.value, e) for p in places if (e := sheet.entry(row, p)).mean is not None]
+                name = row.title if len(groups) == 1 else f"{row.title}, {dataset}" + _alpha(sheet, alpha)
+                if points:
+                    lines[name] = _line(points)
+        panels[f"{SHORT.get(sheet.measure, MEASURES[sheet.measure].title)}, best round"] = lines
+    if not any(panels.values()):
+        return []
+    where = ", ".join(f"{dataset} α {alpha:g}" for dataset, alpha in sorted(groups))
+    return paper_figures.curves(panels, target.label, f"{target.title}: {where}", folder / target.name)
+
+
+def _alpha(sheet: Sheet, alpha: float) -> str:
+    return f" α {alpha:g}" if len({place.alpha for place in sheet.places}) > 1 else ""
+
+
+def _line(points: Sequence[tuple[float | None, Entry]]) -> paper_figures.Line:
+    return paper_figures.Line(
+        [value or 0.0 for value, _ in points],
+        [entry.mean or 0.0 for _, entry in points],
+        [entry.deviation or 0.0 for _, entry in points],
+    )
+
+
+def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+    panels: dict[str, list[paper_figures.Pair]] = {}
+    drawn = target.drawn or target.measures
+    for sheet in (sheet for sheet in made if sheet.which == BEST and sheet.measure in drawn):
+        for dataset, places in sheet.groups():
+            found = []
+            for place in places:
+                for name, rows in target.pairs.items():
+                    without, having = (sheet.entries.get((row, place)) for row in rows)
+                    if without and having and without.mean is not None and having.mean is not None:
+                        sides = [(e.mean or 0.0, e.deviation or 0.0) for e in (without, having)]
+                        found.append(paper_figures.Pair(f"α {place.alpha:g}, {name}", *sides))
+            if found:
+                panels[f"{dataset}\n{sheet.how.title}"] = found
+    if not panels:
+        return []
+    return paper_figures.pairs(panels, target.words, f"{target.title}, best round", folder / target.name)

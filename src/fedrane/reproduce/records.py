@@ -1,0 +1,168 @@
+"""What is written down of a finished cell: few numbers, from which every table and figure is made."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedrane._version import __version__
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.data.streams import permutation
+from fedrane.errors import Diverged, FedraneError
+from fedrane.evaluation import Metrics
+from fedrane.reproduce.store import DONE, FAILED, Record
+from fedrane.reproduce.targets import Settings
+from fedrane.run import Result
+
+SAMPLES = 2000
+"""Test rows in the t-SNE picture, as in the paper."""
+FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")
+GRAIN = 1000
+"""Places in the t-SNE picture are told to a thousandth of its width."""
+
+
+def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: float | None) -> Record:
+    """Of a run that has ended; ``wall`` is how long it took, where that was in one go."""
+    history, e = result.history, result.experiment
+    within = sum(r["seconds"] + r["eval_seconds"] for r in history)
+    record: Record = {
+        **_about(settings, DONE, e.device, e.engine),
+        "seconds": round(within, 3),
+        "train_seconds": round(sum(r["seconds"] for r in history), 3),
+        "eval_seconds": round(sum(r["eval_seconds"] for r in history), 3),
+        "other_seconds": None if wall is None else round(max(wall - within, 0.0), 3),
+        "rounds": len(history),
+        "evaluations": sum(1 for r in history if f"{GLOBAL}/accuracy" in r or f"{PERSONAL}/accuracy" in r),
+        "rows": sum(r.get("train/rows", 0) for r in history),
+        "bytes_up": sum(r.get("bytes_up", 0) for r in history),
+        "bytes_down": sum(r.get("bytes_down", 0) for r in history),
+    }
+    for whose in (GLOBAL, PERSONAL):
+        measured = [r for r in history if r.get(f"{whose}/accuracy") is not None]
+        if measured:
+            best = max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+            record[whose] = {"best": _figures(whose, best), "last": _figures(whose, measured[-1])}
+            record[whose]["curve"] = [round(r[f"{whose}/accuracy"], 4) for r in measured]
+    if cosines := [r["cosine"] for r in history if r.get("cosine")]:
+        spread = statistics.fmean(statistics.pstdev(_numbers(c)) for c in cosines)
+        least = statistics.fmean(min(_numbers(c)) for c in cosines)
+        record["cosine"] = {"spread": round(spread, 5), "least": round(least, 5)}
+    record["kept"] = {name: KEPT[name](result) for name in keeps}
+    return record
+
+
+def failed(settings: Settings, error: Exception, device: str, engine: str) -> Record:
+    """Of a run that could not end; why, in one line, with where it happened."""
+    reason = " ".join(str(error).split())[:500] + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    known = isinstance(error, FedraneError)
+    word = "diverged" if isinstance(error, Diverged) else "failed"
+    about = _about(settings, FAILED, device, engine)
+    return {**about, "word": word, "reason": reason if known else f"{type(error).__name__}: {reason}"}
+
+
+def _about(settings: Settings, status: str, device: str, engine: str) -> Record:
+    return {
+        "status": status,
+        "method": settings["method.name"],
+        "seed": settings["seed"],
+        "settings": settings,
+        "version": __version__,
+        "torch": torch.__version__,
+        "device": device_name(device),
+        "engine": engine,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def device_name(device: str) -> str:
+    """The machine, as far as speed goes."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _figures(whose: str, record: Metrics) -> Metrics:
+    found = {name: record.get(f"{whose}/{name}") for name in FIGURES}
+    figures: Metrics = {"round": record["round"]} | {k: round(v, 5) for k, v in found.items() if v is not None}
+    figures["recall"] = [None if r is None else round(r, 4) for r in record[f"{whose}/recall"]]
+    return figures
+
+
+# ---- what some figures need beside
+
+
+def cosines(history: Sequence[Metrics], population: int) -> dict[str, Any]:
+    """Of each round, in the order of client numbers; empty where a client did not take part."""
+    rounds = [r for r in history if r.get("cosine")]
+    table = []
+    for r in rounds:
+        line: list[float | None] = [None] * population
+        for client, value in zip(r["cohort"], r["cosine"], strict=True):
+            line[client] = None if value is None else round(value, 3)
+        table.append(line)
+    return {"rounds": [r["round"] for r in rounds], "cosines": table}
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [v for v in values if v is not None] or [0.0]
+
+
+def _tsne(result: Result) -> dict[str, Any] | None:
+    """Test rows, the same for every method, where t-SNE places their features; nothing without a global model."""
+    if GLOBAL not in result.algorithm.answers_on(result.task):
+        return None
+    from sklearn.manifold import TSNE  # slow to import
+    from sklearn.metrics import silhouette_score
+
+    test = result.federation.test
+    rows = np.sort(permutation(len(test), 0, "tsne")[:SAMPLES])
+    found = features(result, rows)
+    labels = test.y.cpu().numpy()[rows]
+    perplexity = min(30.0, max(1.0, (len(rows) - 1) / 3))
+    placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(found)
+    low, high = placed.min(0), placed.max(0)
+    grid = np.rint((placed - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
+    return {
+        "x": grid[:, 0].tolist(),
+        "y": grid[:, 1].tolist(),
+        "labels": labels.tolist(),
+        "classes": list(result.inputs.classes),
+        "separation": round(float(silhouette_score(found, labels)), 4),
+    }
+
+
+@torch.no_grad()
+def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What the head is given when the global model answers: on the sphere, for instance, where the method puts it."""
+    task, algorithm, federation = result.task, result.algorithm, result.federation
+    model = algorithm.global_model(task, result.server)
+    chunk = federation.batch if algorithm.depends_on_batch(task) else 1024
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0])
+
+    hook = task.parts["head"].register_forward_pre_hook(note)
+    parts: list[Tensor] = []
+    try:
+        for begin in range(0, len(rows), chunk):
+            x, y = federation.test.take(rows[begin : begin + chunk])
+            seen.clear()
+            algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
+            parts.append(seen[0].flatten(1))
+    finally:
+        hook.remove()
+    together: NDArray[np.float64] = torch.cat(parts).double().cpu().numpy()
+    return together
+
+
+COSINES = "cosines"
+KEPT: dict[str, Callable[[Result], Any]] = {COSINES: lambda r: cosines(r.history, r.population), "tsne": _tsne}

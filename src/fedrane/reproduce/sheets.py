@@ -1,0 +1,385 @@
+"""Tables of what came out beside what the paper says: for the terminal, as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.reproduce.store import DONE, FAILED, Record
+from fedrane.reproduce.sweep import Sweep
+from fedrane.reproduce.targets import COMPARISON, Cell, Choice, Place, Row, Target, in_paper, places_of, rows_of
+
+BEST, LAST = "best", "last"
+BOLD, UNDERLINE = "bold", "underline"
+NO_ANSWER = "–"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a record."""
+
+    title: str
+    read: Callable[[Record, str], float | None]
+    """Of the best or the last round, where that makes a difference."""
+    percent: bool = True
+    highest: bool = True
+    """Whether more is better."""
+
+    def text(self, value: float, signed: bool = False) -> str:
+        sign = "+" if signed else ""
+        return f"{100 * value:{sign}.2f}" if self.percent else f"{value:{sign}.3f}"
+
+
+def _accuracy(whose: str, name: str) -> Callable[[Record, str], float | None]:
+    return lambda record, which: record.get(whose, {}).get(which, {}).get(name)
+
+
+MEASURES = {
+    GLOBAL: Measure("G-FL: the global model on the official test set", _accuracy(GLOBAL, "accuracy")),
+    PERSONAL: Measure("P-FL: each client's model on its own test rows", _accuracy(PERSONAL, "accuracy")),
+    "global-minority": Measure(
+        "The global model on each client's minority classes", _accuracy(GLOBAL, "minority_accuracy")
+    ),
+    "personal-minority": Measure(
+        "Each client's model on its own minority classes", _accuracy(PERSONAL, "minority_accuracy")
+    ),
+    "cosine-spread": Measure(
+        "Spread over clients of the cosines, mean over rounds",
+        lambda record, which: record.get("cosine", {}).get("spread"),
+        percent=False,
+        highest=False,
+    ),
+    "cosine-least": Measure(
+        "Least cosine over clients, mean over rounds",
+        lambda record, which: record.get("cosine", {}).get("least"),
+        percent=False,
+    ),
+    "separation": Measure(
+        "Silhouette of the features by class",
+        lambda record, which: (record["kept"].get("tsne") or {}).get("separation"),
+        percent=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a table: a value a seed, what is lacking, and the paper's figure."""
+
+    values: tuple[float, ...]
+    done: int
+    wanted: int
+    trouble: str = ""
+    """One word, where some seeds have failed."""
+    paper: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """A measure of all rows at all places."""
+
+    target: Target
+    measure: str
+    which: str
+    rows: Sequence[Row]
+    places: Sequence[Place]
+    entries: Mapping[tuple[str, Place], Entry]
+    notes: Sequence[str]
+
+    @property
+    def how(self) -> Measure:
+        return MEASURES[self.measure]
+
+    @property
+    def title(self) -> str:
+        return f"{self.target.title} – {self.how.title}" + (f", {self.which} round" if self.how.percent else "")
+
+    def entry(self, row: Row, place: Place) -> Entry:
+        return self.entries[row.name, place]
+
+    @cached_property
+    def marks(self) -> dict[tuple[str, Place], str]:
+        """The best of each place bold; of the others the best comparison method underlined."""
+        made: dict[tuple[str, Place], str] = {}
+        for place in self.places:
+            means = {row.name: self._rank(self.entry(row, place).mean) for row in self.rows}
+            rivals = {row.name for row in self.rows if row.group == COMPARISON}
+            made |= {(name, place): mark for name, mark in mark_best(means, rivals).items()}
+        return made
+
+    def _rank(self, mean: float | None) -> float | None:
+        if mean is None:
+            return None
+        shown = round(mean, 4 if self.how.percent else 3)  # what reads the same is the same
+        return shown if self.how.highest else -shown
+
+    def groups(self) -> list[tuple[str, list[Place]]]:
+        """Places by dataset, to be shown one below the other: side by side they are too wide to read."""
+        names = dict.fromkeys(place.dataset for place in self.places)
+        return [(name, [place for place in self.places if place.dataset == name]) for name in names]
+
+    def heading(self, place: Place) -> str:
+        varies = "" if place.value is None else f"{self.target.label} {place.value:g}"
+        alphas = {p.alpha for p in self.places}
+        return ", ".join(filter(None, (f"α {place.alpha:g}" if not varies or len(alphas) > 1 else "", varies)))
+
+    def ours(self, entry: Entry) -> str:
+        """The mean with its spread; a dash where the method has no such answer; nothing where nothing was run."""
+        if entry.mean is None:
+            return entry.trouble or (NO_ANSWER if entry.done else "")
+        spread = "" if entry.deviation is None else f" ± {self.how.text(entry.deviation)}"
+        return self.how.text(entry.mean) + spread + self.lacking(entry)
+
+    def lacking(self, entry: Entry) -> str:
+        return "" if entry.done == entry.wanted else f" ({entry.done} of {entry.wanted} seeds)"
+
+    def theirs(self, entry: Entry) -> tuple[str, str]:
+        paper = "" if entry.paper is None else self.how.text(entry.paper)
+        return paper, "" if entry.difference is None else self.how.text(entry.difference, signed=True)
+
+    def has_paper(self, places: Sequence[Place]) -> bool:
+        return any(self.entry(row, place).paper is not None for row in self.rows for place in places)
+
+    def has_anything(self) -> bool:
+        return any(entry.values or entry.trouble for entry in self.entries.values())
+
+    @property
+    def caption(self) -> str:
+        seeds = max((entry.wanted for entry in self.entries.values()), default=1)
+        over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+        unit = "accuracy in %" if self.how.percent else self.how.title.lower()
+        beside = ", beside the paper's and the difference to it" if self.has_paper(self.places) else ""
+        return f"{unit}{over}{beside}; bold: best; underlined: the best comparison method after it"
+
+
+def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, str]:
+    """Bold for the best, underlined for the best of the rivals that are not bold.
+
+    >>> mark_best({"fedavg": 0.8, "moon": 0.9, "fedrane": 0.95}, {"fedavg", "moon"})
+    {'fedrane': 'bold', 'moon': 'underline'}
+    """
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    best = max(known.values(), default=math.nan)
+    marks = {name: BOLD for name, mean in known.items() if mean == best}
+    left = {name: mean for name, mean in known.items() if name in rivals and name not in marks}
+    second = max(left.values(), default=math.nan)
+    return marks | {name: UNDERLINE for name, mean in left.items() if mean == second}
+
+
+# ---- from results
+
+
+def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = (BEST, LAST)) -> list[Sheet]:
+    """All measures of a target; those that do not depend on the round, once."""
+    rows, places = rows_of(target, choice.methods), places_of(target, choice)
+    at: dict[tuple[str, Place], list[Cell]] = {}
+    for cell in sweep.cells:
+        at.setdefault((cell.row.name, cell.place), []).append(cell)
+    notes = trouble(sweep)
+    made = []
+    for measure in target.measures:
+        for one in which if MEASURES[measure].percent else which[:1]:
+            entries = {
+                (row.name, place): _entry(measure, one, place, at.get((row.name, place), []), sweep)
+                for row in rows
+                for place in places
+            }
+            made.append(Sheet(target, measure, one, rows, places, entries, notes))
+    return made
+
+
+def _entry(measure: str, which: str, place: Place, cells: Sequence[Cell], sweep: Sweep) -> Entry:
+    done = [sweep.records[cell.key] for cell in cells if sweep.status(cell) == DONE]
+    read = MEASURES[measure].read
+    values = tuple(value for record in done if (value := read(record, which)) is not None)
+    words = {sweep.records[c.key]["word"] for c in cells if sweep.status(c) == FAILED}
+    words |= {"unknown" for c in cells if c.experiment is None}
+    paper = in_paper(measure, cells[0].row.name, place) if cells else None
+    return Entry(values, len(done), len(cells), " ".join(sorted(words)), paper)
+
+
+def trouble(sweep: Sweep) -> list[str]:
+    """What went wrong, each reason once with the cells it befell."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for cell in sweep.cells:
+        if reason := sweep.reason(cell):
+            reasons.setdefault((cell.row.title, reason), []).append(cell.where)
+    return [f"{title} [{_few(where)}]: {reason}" for (title, reason), where in reasons.items()]
+
+
+def _few(places: Sequence[str]) -> str:
+    return places[0] + (f", and {len(places) - 1} more" if len(places) > 1 else "")
+
+
+# ---- for the terminal and as Markdown
+
+
+def _columns(sheet: Sheet, places: Sequence[Place]) -> list[str]:
+    beside = ["paper", "diff."] if sheet.has_paper(places) else []
+    return ["method", *(head for place in places for head in (sheet.heading(place), *beside))]
+
+
+def _lines(sheet: Sheet, places: Sequence[Place], mark: Callable[[str, str], str]) -> Iterator[list[str]]:
+    beside = sheet.has_paper(places)
+    for row in sheet.rows:
+        line = [row.title]
+        for place in places:
+            entry = sheet.entry(row, place)
+            line.append(mark(sheet.ours(entry), sheet.marks.get((row.name, place), "")))
+            line += sheet.theirs(entry) if beside else ()
+        yield line
+
+
+def terminal(sheet: Sheet) -> Iterator[Table]:
+    """One table a dataset."""
+
+    def mark(text: str, how: str) -> str:
+        return f"[{how}]{escape(text)}[/]" if how else escape(text)
+
+    for dataset, places in sheet.groups():
+        table = Table(title=escape(dataset), title_justify="left", box=box.SIMPLE_HEAD)
+        for index, head in enumerate(_columns(sheet, places)):
+            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+        for line in _lines(sheet, places, mark):
+            table.add_row(escape(line[0]), *line[1:])
+        yield table
+
+
+def markdown(made: Sequence[Sheet]) -> str:
+    """All sheets of a target, one below the other."""
+
+    def mark(text: str, how: str) -> str:
+        return {BOLD: f"**{text}**", UNDERLINE: f"<u>{text}</u>"}.get(how, text)
+
+    parts = [f"# {made[0].target.title}\n"]
+    for sheet in made:
+        parts.append(f"## {sheet.how.title}" + (f", {sheet.which} round" if sheet.how.percent else "") + "\n")
+        for dataset, places in sheet.groups():
+            heads = _columns(sheet, places)
+            lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *_lines(sheet, places, mark)]
+            body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+            parts.append(f"### {dataset}\n\n{body}\n")
+        parts.append(sheet.caption[0].upper() + sheet.caption[1:] + ".\n")
+    if made[0].notes:
+        parts.append("## What is missing\n\n" + "".join(f"- {note}\n" for note in made[0].notes))
+    return "\n".join(parts)
+
+
+# ---- as CSV: one line a figure, for other programs
+
+
+def as_csv(made: Sequence[Sheet]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    heads = ["target", "measure", "round", "dataset", "alpha", "varies", "value", "method", "mean", "deviation"]
+    writer.writerow([*heads, "seeds", "wanted", "paper", "difference", "trouble"])
+    for sheet in made:
+        for place in sheet.places:
+            for row in sheet.rows:
+                entry = sheet.entry(row, place)
+                where = [sheet.target.name, sheet.measure, sheet.which, place.dataset, f"{place.alpha:g}"]
+                value = "" if place.value is None else f"{place.value:g}"
+                figures = [_plain(entry.mean), _plain(entry.deviation), entry.done, entry.wanted]
+                beside = [_plain(entry.paper), _plain(entry.difference), entry.trouble]
+                writer.writerow([*where, sheet.target.vary, value, row.name, *figures, *beside])
+    return stream.getvalue()
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.5f}"
+
+
+# ---- as LaTeX
+
+
+def latex(made: Sequence[Sheet]) -> str:
+    """Tables for a paper: each row ours, and below it in small type the paper's figure with the difference to it."""
+    head = "% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.\n"
+    return head + "\n".join(_table(sheet) for sheet in made)
+
+
+def _table(sheet: Sheet) -> str:
+    groups = sheet.groups()
+    rules = [(0, 0)]
+    for _, places in groups:
+        rules.append((rules[-1][1] + 1, rules[-1][1] + len(places)))
+    names = " & ".join(f"\\multicolumn{{{len(places)}}}{{c}}{{{tex(dataset)}}}" for dataset, places in groups)
+    under = " ".join(f"\\cmidrule(lr){{{first + 1}-{last + 1}}}" for first, last in rules[1:])
+    heads = " & ".join(tex(sheet.heading(place)) for place in sheet.places)
+    body = []
+    for row, before in zip(sheet.rows, [None, *sheet.rows], strict=False):
+        if before and before.group != row.group:
+            body.append("\\midrule")
+        entries = [sheet.entry(row, place) for place in sheet.places]
+        marked = [_marked(sheet, row, place) for place in sheet.places]
+        body.append(f"{tex(row.title)} & {' & '.join(marked)} \\\\")
+        if any(entry.paper is not None for entry in entries):
+            body.append(f"{{\\scriptsize paper}} & {' & '.join(_beside(sheet, entry) for entry in entries)} \\\\")
+    return "\n".join(
+        [
+            "\\begin{table*}[t]",
+            "\\centering",
+            f"\\caption{{{tex(sheet.title)}: {tex(sheet.caption)}.}}",
+            f"\\label{{tab:{sheet.target.name}-{sheet.measure}-{sheet.which}}}",
+            "\\resizebox{\\textwidth}{!}{%",
+            f"\\begin{{tabular}}{{l{'c' * len(sheet.places)}}}",
+            "\\toprule",
+            f" & {names} \\\\",
+            under,
+            f"Method & {heads} \\\\",
+            "\\midrule",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}}",
+            "\\end{table*}\n",
+        ]
+    )
+
+
+def _marked(sheet: Sheet, row: Row, place: Place) -> str:
+    entry = sheet.entry(row, place)
+    if entry.mean is None:
+        return tex(sheet.ours(entry))
+    mark = {BOLD: "\\textbf", UNDERLINE: "\\underline"}.get(sheet.marks.get((row.name, place), ""), "")
+    text = sheet.how.text(entry.mean)
+    spread = "" if entry.deviation is None else f"{{\\scriptsize $\\pm$ {sheet.how.text(entry.deviation)}}}"
+    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(sheet.lacking(entry))
+
+
+def _beside(sheet: Sheet, entry: Entry) -> str:
+    paper, difference = sheet.theirs(entry)
+    return f"{{\\scriptsize {paper}{f' (${difference}$)' if difference else ''}}}" if paper else ""
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$", "α": r"$\alpha$",
+    "λ": r"$\lambda$", "τ": r"$\tau$", "₁": "$_1$",
+}  # fmt: skip
+
+
+def tex(text: str) -> str:
+    """Plain text as LaTeX: its special characters, and the papers' Greek letters."""
+    return "".join(_TEX.get(character, character) for character in text)

@@ -1,0 +1,111 @@
+"""Results as small text files: one line of JSON a finished cell, so that machines and days add up.
+
+There is a file for each dataset. Whoever adds a line holds the folder's lock and puts the whole file in place in one
+rename: two processes cannot lose each other's lines, and no moment of death leaves half of one. Lines with the same
+settings are one cell, of which the better is kept: a finished one rather than a failed one, then the later one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedrane.errors import FileError
+from fedrane.files import clear_errors, write_atomically
+from fedrane.reproduce.targets import key_of
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
+Record = dict[str, Any]
+DONE, FAILED = "done", "failed"
+
+
+class Store:
+    """All results in a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def read(self) -> dict[str, Record]:
+        """The record of each cell, by its key."""
+        found: dict[str, Record] = {}
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for _, record in _lines(path):
+                key = key_of(record["settings"])
+                found[key] = _better(found.get(key), record)
+        return found
+
+    def add(self, record: Record) -> None:
+        """Write a cell's record down, unless a better one is there already."""
+        path = self.folder / f"{file_name(record)}.jsonl"
+        key = key_of(record["settings"])
+        with self._locked():
+            best, others = record, []
+            for text, old in _lines(path):
+                if key_of(old["settings"]) == key:
+                    best = _better(old, best)
+                else:
+                    others.append(text)
+            text = json.dumps(best, ensure_ascii=False, allow_nan=False)
+            write_atomically(path, "".join(line + "\n" for line in [*others, text]))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with lock(self.folder / ".lock"):
+            yield
+
+
+@contextmanager
+def lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold a file's lock, which the system takes back when the process dies; gives whether it is ours."""
+    if fcntl is None:
+        yield True
+        return
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def file_name(record: Record) -> str:
+    """Of the file that a record belongs to: its dataset's, one's own by the name of its file."""
+    return re.sub(r"[^\w.+-]+", "-", Path(record["settings"]["dataset"]).stem).strip("-.") or "data"
+
+
+def _better(old: Record | None, new: Record) -> Record:
+    if old is None or old["status"] != DONE:
+        return new
+    if new["status"] != DONE:
+        return old
+    return {**new, "kept": {**old["kept"], **new["kept"]}}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Each line as it stands and as it is read."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    for number, text in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+        try:
+            record = json.loads(text)
+            if not {"settings", "status"} <= record.keys() or "method.name" not in record["settings"]:
+                raise ValueError("it lacks the settings or the status of a cell")
+        except (ValueError, AttributeError) as error:
+            raise FileError(
+                f"{path}, line {number}, is no result", str(error), "Mend or remove the line, then start again"
+            ) from error
+        yield text, record

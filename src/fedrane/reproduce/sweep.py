@@ -1,0 +1,174 @@
+"""Running what is missing: cell after cell, each in a run folder of its own, so that a killed sweep loses a round."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedrane.data.dataset import Dataset
+from fedrane.errors import FileError
+from fedrane.experiment import Experiment
+from fedrane.files import clear_errors
+from fedrane.folder import FACTS, Folder
+from fedrane.reproduce import records
+from fedrane.reproduce.store import DONE, FAILED, Record, Store, lock
+from fedrane.reproduce.targets import Cell
+from fedrane.run import Callback, Result, as_dataset, pick_device, resume, run
+
+WAITING, UNKNOWN, ABSENT, ELSEWHERE = "waiting", "unknown", "absent", "elsewhere"
+Watch = Callable[[Cell], AbstractContextManager[Sequence[Callback]]]
+Source = Callable[[Cell], Dataset | None]
+
+
+@dataclass
+class Sweep:
+    """Cells to be done, and what has become of them."""
+
+    cells: Sequence[Cell]
+    store: Store
+    runs: Path
+    """Where run folders lie."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Datasets that are not here, and how to get them."""
+    retry: bool = False
+    source: Source = lambda cell: None
+    """Rows to be used in place of the dataset's own."""
+    records: dict[str, Record] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)
+    """Cells that another process is running."""
+    tried: set[str] = field(default_factory=set)
+    """Cells that this one has run."""
+
+    def __post_init__(self) -> None:
+        self.records = self.store.read()
+
+    def status(self, cell: Cell) -> str:
+        record = self.records.get(cell.key)
+        if record and record["status"] == DONE and set(cell.keeps) <= record["kept"].keys():
+            return DONE
+        if cell.experiment is None:
+            return UNKNOWN
+        if cell.place.dataset in self.absent:
+            return ABSENT
+        if cell.key in self.elsewhere:
+            return ELSEWHERE
+        again = self.retry and cell.key not in self.tried
+        return FAILED if record and record["status"] == FAILED and not again else WAITING
+
+    def reason(self, cell: Cell) -> str:
+        """Why a cell has no figures, where something is wrong with it."""
+        if self.status(cell) == FAILED:
+            return str(self.records[cell.key]["reason"])
+        return cell.problem if self.status(cell) == UNKNOWN else ""
+
+    def waiting(self) -> list[Cell]:
+        """What is to be run, each once: a table may want a cell in two places."""
+        unique = {cell.key: cell for cell in self.cells if self.status(cell) == WAITING}
+        return list(unique.values())
+
+    def folder(self, cell: Cell) -> Folder:
+        method = str(cell.settings["method.name"]).rpartition(":")[2]
+        name = f"{Path(cell.place.dataset).stem}-{cell.place.alpha:g}-{method}-seed{cell.seed}-{cell.key}"
+        return Folder(self.runs / name)
+
+    def go(
+        self,
+        watch: Watch = lambda cell: nullcontext(()),
+        stop: Callable[[], bool] = lambda: False,
+        tell: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
+    ) -> bool:
+        """Run all that is missing; gives whether it came to the end, rather than being asked to stop."""
+        todo = self.waiting()
+        for number, cell in enumerate(todo, 1):
+            if stop():
+                return False
+            with lock(self.runs / ".locks" / cell.key, wait=False) as ours:
+                if not ours:
+                    self.elsewhere.add(cell.key)
+                    continue
+                self.records = self.store.read()  # another process may have done it meanwhile
+                if self.status(cell) != WAITING:
+                    continue
+                if self.records.get(cell.key, {}).get("status") == FAILED:
+                    self._clear(self.folder(cell).path)
+                self.tried.add(cell.key)
+                record = self._one(cell, watch, stop)
+                if record is None:
+                    return False
+                self.store.add(record)
+                self.records = self.store.read()
+                self._tidy(cell)
+            tell(cell, number, len(todo))
+        return True
+
+    def _one(self, cell: Cell, watch: Watch, stop: Callable[[], bool]) -> Record | None:
+        """The record of a cell, finished or failed; nothing where it was asked to stop on the way."""
+        experiment = _runnable(cell)
+        try:
+            if (found := self._from_folder(cell)) is not None:
+                return found
+            began = time.perf_counter()
+            fresh = not self.folder(cell).holds_run()
+            with watch(cell) as callbacks:
+                result = self._run(cell, experiment, callbacks, stop)
+            wall = time.perf_counter() - began if fresh else None
+            return records.finished(cell.settings, result, cell.keeps, wall) if result.finished else None
+        except FileError:  # a full disk is no fault of this cell: the others would fail as well
+            raise
+        except Exception as error:  # noqa: BLE001 - one cell's trouble, whatever it is, is not the others'
+            return records.failed(cell.settings, error, str(pick_device(experiment.device)), experiment.engine)
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _run(
+        self, cell: Cell, experiment: Experiment, callbacks: Sequence[Callback], stop: Callable[[], bool]
+    ) -> Result:
+        folder, rows = self.folder(cell), self.source(cell)
+        if folder.holds_run():
+            rows = rows or as_dataset(experiment, None)  # the data may have moved since
+            return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop)
+        return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop)
+
+    def _from_folder(self, cell: Cell) -> Record | None:
+        """Where only what the metrics tell is lacking in a record, it need not be run again."""
+        record, folder = self.records.get(cell.key), self.folder(cell)
+        if not (record and record["status"] == DONE and folder.finished):
+            return None
+        if set(cell.keeps) - record["kept"].keys() != {records.COSINES}:
+            return None
+        history, population = folder.read_metrics(), len(folder.read_json(FACTS)["labels"])
+        if len(history) != record["rounds"]:
+            return None
+        return {**record, "kept": {**record["kept"], records.COSINES: records.cosines(history, population)}}
+
+    def _tidy(self, cell: Cell) -> None:
+        """Checkpoints may be a hundred thousand times as large as the record; its metrics stay."""
+        if self.records[cell.key]["status"] == DONE:
+            with clear_errors(self.runs):
+                for path in self.folder(cell).checkpoints():
+                    path.unlink()
+
+    def _clear(self, path: Path) -> None:
+        with clear_errors(path):
+            shutil.rmtree(path, ignore_errors=not path.exists())
+
+
+def _runnable(cell: Cell) -> Experiment:
+    if cell.experiment is None:
+        raise ValueError(f"{cell.name}: {cell.problem}")
+    return cell.experiment
+
+
+def counts(sweep: Sweep, cells: Iterable[Cell] | None = None) -> dict[str, int]:
+    """How many cells are in which state."""
+    states = [sweep.status(cell) for cell in (sweep.cells if cells is None else cells)]
+    return {state: states.count(state) for state in dict.fromkeys(states)}

@@ -1,0 +1,388 @@
+"""What a table or figure of the paper is made of: a target, its rows, and the cells that must be run for it.
+
+Targets and rows are TOML files in ``fedrane/experiments``. A cell's settings are laid one over the other: those common
+to all, the dataset's, the row's, the target's, tuned ones, the place in the table or figure, and the user's words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from fedrane import loading, methods
+from fedrane.data import catalogue
+from fedrane.errors import ConfigError, DataError, nearest
+from fedrane.experiment import Experiment, read_toml
+from fedrane.run import automatic_model
+
+FOLDER: Traversable = resources.files("fedrane") / "experiments"
+COMMON, PAPER = "common", "paper"
+ALL = "all"
+KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
+OURS, COMPARISON, OWN = "ours", "comparison", "own"
+ELSEWHERE = ("data_root", "engine", "device", "checkpoint_every")
+"""Keys of an experiment that say where and how it runs, and not what comes out."""
+Settings = dict[str, Any]
+"""An experiment's values by their dotted keys."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A method with its settings, as it stands in a table."""
+
+    name: str
+    title: str
+    group: str
+    settings: Settings
+    datasets: Mapping[str, Settings] = field(default_factory=dict)
+    """What is different on some of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a table or figure: a column, or a point of a curve."""
+
+    dataset: str
+    alpha: float
+    value: float | None = None
+    """Of what the target varies, if anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A table or figure."""
+
+    name: str
+    title: str
+    kind: str
+    measures: tuple[str, ...]
+    """What is shown of a cell, the most important first."""
+    rows: tuple[str, ...]
+    datasets: tuple[str, ...]
+    alphas: tuple[float, ...]
+    seeds: int
+    vary: str = ""
+    label: str = ""
+    values: tuple[float, ...] = ()
+    panels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The rows that a measure is drawn for, where not all are."""
+    pairs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Two rows each, drawn as one that lacks something and one that has it."""
+    words: tuple[str, ...] = ("without", "with")
+    """What the one lacks and the other has."""
+    drawn: tuple[str, ...] = ()
+    """The measures that are drawn in pairs, where not all are."""
+    keeps: tuple[str, ...] = ()
+    """What its cells must record beside their figures."""
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user asks of a target; what is empty is as the target says."""
+
+    datasets: tuple[str, ...] = ()
+    alphas: tuple[float, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    tuned: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run: a row at a place, with a seed."""
+
+    row: Row
+    place: Place
+    seed: int
+    settings: Settings
+    """All that decides the result."""
+    experiment: Experiment | None
+    keeps: tuple[str, ...] = ()
+    problem: str = ""
+    """Why there is no experiment."""
+
+    @cached_property
+    def key(self) -> str:
+        return key_of(self.settings)
+
+    @property
+    def where(self) -> str:
+        value = "" if self.place.value is None else f", {self.place.value:g}"
+        return f"{self.place.dataset}, α {self.place.alpha:g}{value}, seed {self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.title} on {self.where}"
+
+
+# ---- the files
+
+
+def known() -> list[str]:
+    """The targets that ship with the package, in the order of the paper."""
+    order = ("table-gfl", "table-pfl", "cosine", "tsne", "clients", "epochs", "lambda-cd", "temperature", "minority")
+    found = {path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")}
+    return [*order, *sorted(found - {*order, COMMON, PAPER})]
+
+
+def targets(name: str) -> list[Target]:
+    """The target of that name, all of them, or the one in a user's own file."""
+    if name.endswith(".toml"):
+        return [_target(Path(name).stem, read_toml(Path(name)))]
+    if name == ALL:
+        return [target for each in known() for target in targets(each)]
+    if name not in known():
+        remedy = nearest(name, [*known(), ALL]) + ", or a file of yours: target.toml"
+        raise ConfigError(f"target {name!r} is not known", remedy=remedy)
+    return [_target(name, _shipped(name))]
+
+
+@cache
+def paper() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """The figures of the paper's tables: by measure, dataset and row, in the order of α."""
+    return {key: value for key, value in _shipped(PAPER).items() if isinstance(value, dict)}
+
+
+@cache
+def paper_alphas() -> tuple[float, ...]:
+    return tuple(_shipped(PAPER)["alphas"])
+
+
+def in_paper(measure: str, row: str, place: Place) -> float | None:
+    """The paper's figure at a place of its tables."""
+    values = paper().get(measure, {}).get(place.dataset, {}).get(row)
+    if values is None or place.value is not None or place.alpha not in paper_alphas():
+        return None
+    return values[paper_alphas().index(place.alpha)]
+
+
+@cache
+def _shipped(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _common(dataset: str) -> Settings:
+    values = dict(_shipped(COMMON))
+    datasets = values.pop("datasets")
+    return {**flat(values), **flat(datasets.get(dataset, {}))}
+
+
+def _target(name: str, values: dict[str, Any]) -> Target:
+    known_keys = [f.name for f in fields(Target) if f.name != "name"]
+    hints = typing.get_type_hints(Target)
+    for key in values:
+        if key not in known_keys:
+            raise ConfigError(f"{name}.toml: unknown key {key!r}", remedy=nearest(key, known_keys))
+    needed = ("title", "kind", "measures", "rows", "datasets", "alphas", "seeds")
+    if missing := [key for key in needed if key not in values]:
+        raise ConfigError(f"{name}.toml lacks {', '.join(missing)}", remedy=f"See {FOLDER / 'clients.toml'}")
+    if values["kind"] not in KINDS:
+        raise ConfigError(f"{name}.toml: kind={values['kind']!r}", remedy=nearest(values["kind"], KINDS))
+    made: dict[str, Any] = {k: tuple(v) if typing.get_origin(hints[k]) is tuple else v for k, v in values.items()}
+    return Target(**{**made, "name": name, "settings": flat(values.get("settings", {}))})
+
+
+def row(name: str) -> Row:
+    """The row of that name, or of a method that has none: one of the registry, or a user's own ``path.py:Class``."""
+    path = FOLDER / "rows" / f"{name}.toml"
+    if not loading.is_reference(name) and path.is_file():
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = {"method.name": name, **flat(values["settings"])}
+        per_dataset = {key: flat(value) for key, value in values.get("datasets", {}).items()}
+        return Row(name, values["title"], values["group"], settings, per_dataset)
+    methods.find(name)  # one that nobody knows is a mistake to be told at once
+    title = f"{name.rpartition(':')[2]} (own)" if loading.is_reference(name) else name
+    return Row(name, title, OWN, {"method.name": loading.absolute(name)})
+
+
+def row_names() -> list[str]:
+    return sorted(path.name.removesuffix(".toml") for path in (FOLDER / "rows").iterdir())
+
+
+def flat(values: Mapping[str, Any]) -> Settings:
+    """Nested values by their dotted keys; a method's bare name is its ``method.name``."""
+    made: Settings = {}
+    for key, value in values.items():
+        made |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return {"method.name" if key == "method" else key: value for key, value in made.items()}
+
+
+# ---- the cells
+
+
+def rows_of(target: Target, chosen: Sequence[str]) -> list[Row]:
+    """The target's rows, or those the user names; ``all`` among them stands for the target's."""
+    names: list[str] = []
+    for name in chosen or target.rows:
+        names += [n for n in (target.rows if name == ALL else (name,)) if n not in names]
+    rows = [row(name) for name in names]
+    # As in the paper: comparison methods first, then a user's own, then ours.
+    return sorted(rows, key=lambda row: (COMPARISON, OWN, OURS).index(row.group))
+
+
+def places_of(target: Target, choice: Choice) -> list[Place]:
+    return [
+        Place(dataset, alpha, value)
+        for dataset in choice.datasets or target.datasets
+        for alpha in choice.alphas or target.alphas
+        for value in target.values or (None,)
+    ]
+
+
+def seeds_of(target: Target, choice: Choice) -> tuple[int, ...]:
+    return choice.seeds or tuple(range(target.seeds))
+
+
+def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B008 - it is frozen
+    """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
+    rows, places = rows_of(target, choice.methods), places_of(target, choice)
+    words = _words(choice.words, [r.name for r in rows])
+    if target.vary in words[""]:
+        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
+    here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
+    return [
+        _cell(target, row, place, seed, choice.tuned, words, here[row.name])
+        for seed in seeds_of(target, choice)
+        for place in places
+        for row in rows
+    ]
+
+
+def _is_here(method: str) -> bool:
+    return method in methods.METHODS or loading.is_reference(method) or method in methods.known()
+
+
+def _cell(
+    target: Target,
+    row: Row,
+    place: Place,
+    seed: int,
+    tuned: Sequence[Mapping[str, Any]],
+    words: Mapping[str, Settings],
+    here: bool,
+) -> Cell:
+    values: Settings = {
+        "method.name": row.name,  # first: what follows may be fields of it
+        **_common(place.dataset),
+        **row.settings,
+        **row.datasets.get(place.dataset, {}),
+        **target.settings,
+        **best_settings(tuned, row.name, place),
+        "dataset": place.dataset,
+        "partition.alpha": place.alpha,
+        "seed": seed,
+        **({target.vary: place.value} if place.value is not None else {}),
+        **words[""],
+        **words.get(row.name, {}),
+    }
+    if not here:
+        settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
+        problem = f"method {values['method.name']!r} is not known here"
+        return Cell(row, place, seed, settings, None, target.keeps, problem)
+    experiment = Experiment.from_words(f"{key}={value}" for key, value in values.items())
+    return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
+
+
+def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, place: Place) -> Settings:
+    """Tuned for the row on the dataset: at this α if there is such, else at any."""
+    fitting = [t for t in tuned if t["method"] == row and t["dataset"] == place.dataset]
+    exact = [t for t in fitting if t["alpha"] == place.alpha]
+    return flat((exact or fitting or [{"settings": {}}])[-1]["settings"])
+
+
+def _words(words: Iterable[str], rows: Sequence[str]) -> dict[str, Settings]:
+    """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``."""
+    made: dict[str, Settings] = {"": {}}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{word!r} is not key=value", remedy="Write for instance epochs=1 or fedprox.strength=1")
+        if key in ("method", "method.name", "dataset", "partition.alpha", "seed"):
+            raise ConfigError(f"{word} for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
+        mine = next((name for name in rows if key.startswith(name + ".")), "")
+        made.setdefault(mine, {})[f"method.{key.removeprefix(mine + '.')}" if mine else key] = value
+    return made
+
+
+# ---- what makes two cells the same
+
+
+def settings_of(experiment: Experiment) -> Settings:
+    """All that decides the result, the same on every machine: of a user's own file its name and its content."""
+    settings = {key: value for key, value in flat(experiment.to_dict()).items() if key not in ELSEWHERE}
+    shape = shapes().get(experiment.dataset)
+    if experiment.model == "auto" and shape:
+        settings["model"] = automatic_model("auto", shape)
+    for key, source in (("method.name", "method.source"), ("model", "model.source")):
+        where, _, attribute = str(settings[key]).rpartition(":")
+        if where.endswith(".py"):
+            settings[key] = f"{Path(where).name}:{attribute}"
+            settings[source] = hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]
+    return settings
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """The same for settings that were recorded before a field was added, if they are at what is now its default."""
+    whole = {**_defaults(str(settings["method.name"])), **settings}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _defaults(method: str) -> Settings:
+    base = Experiment(method=method) if method in methods.METHODS else Experiment()
+    settings = settings_of(base)
+    own = {key: value for key, value in settings.items() if key.startswith("method.")}
+    return settings if method in methods.METHODS else {k: v for k, v in settings.items() if k not in own}
+
+
+# ---- data
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    return {catalogue.DIGITS: (1, 8, 8), **{name: entry.shape for name, entry in catalogue.KNOWN.items()}}
+
+
+def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
+    """Those that are not on this machine, and how to get them; a name that means nothing is an error."""
+    states = {state.name: state for state in catalogue.status(catalogue.data_root(root or None))}
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(datasets):
+        if name in states:
+            if not states[name].ready:
+                found[name] = states[name].how
+        elif not Path(name).expanduser().exists():
+            raise DataError(f"no dataset, .npz file or folder is called {name!r}", "", nearest(name, catalogue.NAMES))
+    return found
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """From a count, a range or a list.
+
+    >>> parse_seeds("3"), parse_seeds("2-4"), parse_seeds("1,7")
+    ((0, 1, 2), (2, 3, 4), (1, 7))
+    """
+    try:
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            found = tuple(range(first, last + 1))
+        elif "," in text:
+            found = tuple(int(part) for part in text.split(",") if part.strip())
+        else:
+            found = tuple(range(int(text)))
+    except ValueError:
+        found = ()
+    if not found:
+        raise ConfigError(f"--seeds {text}", "it is a count, a range or a list", "Use for instance 3, or 2-4, or 1,7")
+    return found

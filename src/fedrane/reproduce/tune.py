@@ -1,0 +1,204 @@
+"""Looking for a method's best settings on validation rows; the test rows are never in the tuner's hands.
+
+The rows are spread over the clients as they will be for the table, each client's test rows are taken away, and of its
+training rows a part is set aside. What is left is a dataset of its own: its clients are the clients, its test rows are
+the validation rows. Runs on it cannot look at a test row, since they have none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrane import methods
+from fedrane.algorithm import GLOBAL, PERSONAL, Grid
+from fedrane.data import partition as partitions
+from fedrane.data.dataset import Dataset
+from fedrane.errors import ConfigError, nearest
+from fedrane.experiment import Experiment
+from fedrane.files import write_atomically
+from fedrane.reproduce.sheets import BEST
+from fedrane.reproduce.store import DONE
+from fedrane.reproduce.sweep import Sweep
+from fedrane.reproduce.targets import Cell, Choice, Place, Settings, Target, cells, flat
+from fedrane.run import as_dataset, make_partition
+
+RATES = (0.01, 0.05, 0.1, 0.5)
+"""Learning rates, which every method is tried with."""
+BOTH = "both"
+MEASURES = (BOTH, GLOBAL, PERSONAL)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Values tried, and the cells, one a seed, that try them."""
+
+    values: Settings
+    cells: Sequence[Cell]
+    wanted: Sequence[Experiment]
+    """What the cells stand for: the same with test rows."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best that was found for a method on a dataset."""
+
+    method: str
+    dataset: str
+    alpha: float
+    settings: Settings
+    accuracy: float
+    measure: str
+    trials: int
+
+
+def grid_of(method: str, own: Sequence[str]) -> Grid:
+    """The user's grid (``key=v1,v2``), or the method's with the learning rates."""
+    kind = methods.find(method).kind
+    if not own:
+        return {"lr": RATES, **{f"method.{name}": values for name, values in kind.grid.items()}}
+    grid: dict[str, tuple[Any, ...]] = {}
+    for word in own:
+        key, equals, values = word.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"--grid {word!r} is not key=value,value", remedy="Write for instance --grid lr=0.05,0.1")
+        grid[key] = tuple(values.split(","))
+    return grid
+
+
+def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: float) -> list[Trial]:
+    """Every combination of the grid's values, on the rows that are not test rows."""
+    if not 0 < validation < 1:
+        raise ConfigError(f"--validation {validation:g}", "it is a share of the training rows", "Use for instance 0.2")
+    seeds = choice.seeds or (0,)
+    target = Target("tune", "", "table", (), (method,), (place.dataset,), (place.alpha,), len(seeds))
+    found = []
+    for values in itertools.product(*grid.values()):
+        tried = dict(zip(grid, values, strict=True))
+        words = (*choice.words, *(f"{key}={value}" for key, value in tried.items()))
+        made = cells(target, Choice((), (), (method,), seeds, words))
+        wanted = [cell.experiment for cell in made if cell.experiment]
+        if not wanted:
+            raise ConfigError(made[0].problem, remedy=nearest(method, methods.known()))
+        understood = flat(wanted[0].to_dict())
+        tried = {key: understood[key] for key in tried}
+        found.append(Trial(tried, [_validating(*pair, validation) for pair in zip(made, wanted, strict=True)], wanted))
+    return found
+
+
+def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
+    """The cell as it is run on the rows that :func:`without_test` leaves; ``tune`` keeps it apart from a real one."""
+    inner = replace(wanted.partition, kind="natural", test=validation, file="")
+    settings = {**cell.settings, "tune": validation}
+    return replace(cell, settings=settings, experiment=wanted.replace(partition=inner))
+
+
+def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Dataset:
+    """The clients' training rows alone; test rows are those that a run on it sets aside of them to validate."""
+    everything = make_partition(wanted, rows)
+    kept = partitions.split(everything, wanted.seed, wanted.partition.test).train
+    owner = np.repeat(np.arange(len(kept), dtype=np.int64), [len(r) for r in kept])
+    index = np.concatenate(kept)
+    x, y = rows.x[index], rows.y[index]
+    how = partitions.Partitioning(kind="natural", test=validation)
+    inner = partitions.partition(y, len(rows.classes), 0, how, wanted.seed, owner)
+    aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
+    return Dataset(
+        f"{rows.name}, training rows", x, y, x[aside], y[aside], rows.classes, rows.mean, rows.std, owner
+    )  # mean and std are the dataset's constants
+
+
+class Rows:
+    """The rows that trials are run on: all that have their seed and partition in common are on the same."""
+
+    def __init__(self, found: Sequence[Trial], validation: float) -> None:
+        pairs = [pair for trial in found for pair in zip(trial.cells, trial.wanted, strict=True)]
+        self.wanted = {cell.key: experiment for cell, experiment in pairs}
+        self.validation = validation
+        self.made: dict[Any, Dataset] = {}
+
+    def __call__(self, cell: Cell) -> Dataset:
+        wanted = self.wanted[cell.key]
+        same = (wanted.seed, wanted.clients, wanted.partition)
+        if same not in self.made:
+            self.made[same] = without_test(as_dataset(wanted, None), wanted, self.validation)
+        return self.made[same]
+
+
+def score(sweep: Sweep, trial: Trial, measure: str) -> float | None:
+    """Mean over seeds of the best round's accuracy on validation rows; nothing where one of them has failed."""
+    values = []
+    for cell in trial.cells:
+        if sweep.status(cell) != DONE:
+            return None
+        record = sweep.records[cell.key]
+        asked = (GLOBAL, PERSONAL) if measure == BOTH else (measure,)
+        each = [record[whose][BEST]["accuracy"] for whose in asked if whose in record]
+        if not each:
+            raise ConfigError(f"{cell.row.name} has no {measure} model", remedy=f"Use --measure {BOTH}")
+        values.append(statistics.fmean(each))
+    return statistics.fmean(values)
+
+
+def choose(sweep: Sweep, found: Sequence[Trial], place: Place, measure: str) -> Tuned:
+    """The best trial; of equals the first."""
+    scored = [(value, trial) for trial in found if (value := score(sweep, trial, measure)) is not None]
+    method = found[0].cells[0].row.name
+    if not scored:
+        raise ConfigError(
+            f"no trial of {method} came to an end", sweep.reason(found[0].cells[0]), "Try smaller learning rates"
+        )
+    value, trial = max(scored, key=lambda pair: pair[0])
+    return Tuned(method, place.dataset, place.alpha, trial.values, value, measure, len(found))
+
+
+# ---- the file that reproduce reads
+
+
+def read(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """What was tuned so far."""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("tuned", [])
+        if not all({"method", "dataset", "alpha", "settings"} <= entry.keys() for entry in entries):
+            raise ValueError("an entry lacks its method, dataset, alpha or settings")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}", remedy="Make it with fedrane tune") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is not what fedrane tune writes: {error}") from error
+    return tuple(entries)
+
+
+def write(path: Path, found: Tuned) -> None:
+    """Add to the file, in place of what was found before for the same method, dataset and α."""
+    entries = [dict(entry) for entry in (read(path) if path.is_file() else ())]
+    same = (found.method, found.dataset, found.alpha)
+    entries = [entry for entry in entries if (entry["method"], entry["dataset"], entry["alpha"]) != same]
+    entries.append(
+        {
+            "method": found.method,
+            "dataset": found.dataset,
+            "alpha": found.alpha,
+            "accuracy": round(found.accuracy, 5),
+            "measure": found.measure,
+            "trials": found.trials,
+            "settings": found.settings,
+        }
+    )
+    head = "# Written by fedrane tune; read by fedrane reproduce --tuned. The accuracy is on validation rows.\n"
+    write_atomically(path, head + "".join(_entry(entry) for entry in entries))
+
+
+def _entry(values: Mapping[str, Any]) -> str:
+    """As TOML, whose strings, numbers and truth values are JSON's."""
+    plain = {key: value for key, value in values.items() if key != "settings"}
+    lines = ["", "[[tuned]]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items())]
+    settings = flat(values["settings"])
+    return "\n".join([*lines, "[tuned.settings]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]) + "\n"

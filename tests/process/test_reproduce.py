@@ -1,0 +1,119 @@
+"""A sweep as real processes: it fills its table, outlives a kill, and shares its work with another."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from harness import Driver, lines, until
+
+OWN = Path(__file__).parent.parent / "reproduce" / "own.py"
+TINY = ("model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu", "checkpoint_every=1")
+TABLE = ("reproduce", "table-gfl", "--dataset", "digits", "--alpha", "0.5")
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "experiments" / "results" / "digits.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def told(output: str) -> list[str]:
+    """The cells that were run, in their order."""
+    return re.findall(r"^\[\d+/\d+\] (.*?):", output, re.MULTILINE)
+
+
+def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Path) -> None:
+    names = f"fedavg,fedprox,{OWN}:Broken,fedrane-wo-lra"
+    command = (*TABLE, "--methods", names, "--seeds", "2", "--rounds", "2", *TINY)
+    planned = fedrane(*command, "--dry-run", "--json", cwd=tmp_path)
+    cells = [json.loads(line) for line in planned.stdout.splitlines()]
+    assert planned.status == 0, planned.stderr
+    assert [(cell["method"].rpartition(":")[2], cell["seed"]) for cell in cells] == [
+        (name, seed) for seed in (0, 1) for name in ("fedavg", "fedprox", "Broken", "fedrane-wo-lra")
+    ]
+    assert {cell["status"] for cell in cells} == {"waiting"}
+    assert all(cell["seconds"] is None if "Broken" in cell["method"] else cell["seconds"] > 0 for cell in cells)
+    assert not results(tmp_path), "a dry run runs nothing"
+
+    ended = fedrane(*command, cwd=tmp_path)
+    assert ended.status == 1, "a cell has failed"
+    assert len(told(ended.stdout)) == len(cells)
+    row = r"{} +\d+\.\d\d ± \d+\.\d\d"
+    for title in ("FedAvg", "FedProx", "FedRANE w/o LRA"):
+        assert re.search(row.format(title), ended.stdout), ended.stdout
+    assert re.search(r"Broken \(own\) +failed", ended.stdout)
+    assert "ZeroDivisionError: nobody is left" in ended.stdout
+    for suffix in ("md", "csv", "tex"):
+        assert "Broken" in (tmp_path / "runs" / "reproduce" / f"table-gfl.{suffix}").read_text()
+
+    again = fedrane(*command, "--show", cwd=tmp_path)
+    assert told(again.stdout) == []
+    tables = [text.partition("Accuracy of G-FL")[2] for text in (ended.stdout, again.stdout)]
+    assert tables[0] == tables[1], "the table needs only the results"
+
+
+def test_killed_and_started_again_it_runs_what_is_missing(fedrane: Driver, tmp_path: Path) -> None:
+    command = (*TABLE, "--methods", "fedavg,fedprox,feddyn", "--seeds", "1", "--rounds", "40", *TINY)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    assert fedrane(*command, cwd=whole).status == 0
+    process = fedrane.start(*command, cwd=killed)
+    second = killed / "runs" / "reproduce" / "cells"
+    until(lambda: any(lines(path) >= 5 for path in second.glob("*-fedprox-*")), "the second cell is on its way")
+    process.send(signal.SIGKILL)
+    assert process.wait().killed
+    before = results(killed)
+    assert [record["method"] for record in before] == ["fedavg"]
+    ended = fedrane(*command, cwd=killed)
+    assert ended.status == 0, ended.stderr
+    assert told(ended.stdout) == [f"{name} on digits, α 0.5, seed 0" for name in ("FedProx", "FedDYN")]
+    after = results(killed)
+    assert after[0] == before[0], "what was done is left alone"
+    assert after[1]["other_seconds"] is None, "the cell that was killed was resumed, not begun again"
+    for one, other in zip(after, results(whole), strict=True):
+        assert [one["settings"], one["global"]] == [other["settings"], other["global"]]
+
+
+def test_two_sweeps_share_the_work(fedrane: Driver, tmp_path: Path) -> None:
+    names = "fedavg,fedprox,feddyn,scaffold"
+    command = (*TABLE, "--methods", names, "--seeds", "3", "--rounds", "5", *TINY)
+    both = [fedrane.start(*command, cwd=tmp_path) for _ in range(2)]
+    ended = [process.wait() for process in both]
+    assert [end.status for end in ended] == [0, 0], [end.stderr for end in ended]
+    done = [cell for end in ended for cell in told(end.stdout)]
+    assert sorted(done) == sorted(set(done)), "no cell was run twice"
+    assert len(done) == len(results(tmp_path)) == 12
+
+
+def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) -> None:
+    grid = ("--grid", "lr=1e-9,0.5", "--grid", "method.strength=0.01")
+    command = ("tune", "fedprox", "--rounds", "3", *grid, *TINY)
+    first = fedrane(*command, cwd=tmp_path)
+    assert first.status == 0, first.stderr
+    assert len(told(first.stdout)) == 2
+    assert not told(fedrane(*command, cwd=tmp_path).stdout), "nothing is tried twice"
+    ended = fedrane(
+        *TABLE, "--methods", "fedprox", "--seeds", "1", "--rounds", "1", "--tuned", "experiments/tuned.toml", *TINY,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.stderr
+    (record,) = results(tmp_path)
+    assert record["settings"]["lr"] == 0.5, "a rate of nearly nothing learns nothing"
+
+
+def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:
+    for words, said in (
+        (("reproduce", "table-glf"), "Did you mean 'table-gfl'"),
+        ((*TABLE, "--methods", "fedavgg"), "Did you mean 'fedavg'"),
+        (("reproduce", "table-gfl", "--dataset", "fmnits"), "Did you mean 'fmnist'"),
+        ((*TABLE, "epochs"), "not key=value"),
+        (("tune", "fedprox", "--measure", "globall"), "Did you mean 'global'"),
+    ):
+        ended = fedrane(*words, cwd=tmp_path)
+        assert ended.status == 2
+        assert said in ended.stderr
+        assert ended.stderr.count("\n") == 1

@@ -1,0 +1,29 @@
+"""Sweeps of a second: tiny cells of the tables on digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrane.reproduce.store import Store
+from fedrane.reproduce.sweep import Sweep
+from fedrane.reproduce.targets import Choice, cells, targets
+
+QUICK = ("model=mlp", "clients=4", "epochs=1", "batch=256", "rounds=2", "device=cpu", "checkpoint_every=1")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Sweep]:
+    """``sweep("cosine", methods=…)``: each call begins anew on the same folders."""
+
+    def make(name: str = "table-gfl", words: tuple[str, ...] = (), retry: bool = False, **choice: Any) -> Sweep:
+        asked = {"datasets": ("digits",), "alphas": (0.5,), "seeds": (0,), "methods": ("fedavg",)} | choice
+        (target,) = targets(name)
+        quick = [word for word in QUICK if not target.vary or not word.startswith(target.vary)]
+        wanted = cells(target, Choice(words=(*quick, *words), **asked))
+        return Sweep(wanted, Store(tmp_path / "results"), tmp_path / "cells", retry=retry)
+
+    return make

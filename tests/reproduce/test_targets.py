@@ -1,0 +1,164 @@
+"""Which cells a target has, what their settings are, and when two are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedrane.errors import ConfigError, DataError
+from fedrane.experiment import Experiment
+from fedrane.reproduce.targets import (
+    Choice,
+    Place,
+    absent,
+    cells,
+    key_of,
+    known,
+    parse_seeds,
+    row,
+    row_names,
+    settings_of,
+    targets,
+)
+
+OWN = Path(__file__).with_name("own.py")
+
+
+def test_all_targets_of_the_paper_are_there() -> None:
+    names = ["table-gfl", "table-pfl", "cosine", "tsne", "clients", "epochs", "lambda-cd", "temperature", "minority"]
+    assert known() == names
+    assert [target.name for target in targets("all")] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("table-gfl", 11 * 12 * 5),
+        ("table-pfl", 11 * 12 * 5),
+        ("cosine", 4),
+        ("tsne", 6),
+        ("clients", 3 * 5 * 5),
+        ("epochs", 3 * 4 * 5),
+        ("lambda-cd", 5 * 2 * 5),
+        ("temperature", 5 * 2 * 5),
+        ("minority", 4 * 6 * 5),
+    ],
+)
+def test_a_target_has_its_cells_each_once(name: str, count: int) -> None:
+    found = cells(targets(name)[0])
+    assert len({cell.key for cell in found}) == len(found) == count
+    assert {cell.experiment.rounds for cell in found if cell.experiment} == {100}
+
+
+def test_filters_choose_and_stand_in() -> None:
+    (target,) = targets("table-gfl")
+    chosen = Choice(("digits",), (0.1,), ("fedrane", "fedavg"), (0, 1), ("rounds=5",))
+    found = cells(target, chosen)
+    assert [(cell.row.name, cell.place, cell.seed) for cell in found] == [
+        (name, Place("digits", 0.1), seed) for seed in (0, 1) for name in ("fedavg", "fedrane")
+    ], "all of the first seed first, comparison methods before ours"
+    assert {cell.experiment.rounds for cell in found if cell.experiment} == {5}
+
+
+def test_a_varied_value_is_in_the_experiment() -> None:
+    (target,) = targets("lambda-cd")
+    values = [c.experiment.algorithm.contrast for c in cells(target, Choice(("fmnist",), seeds=(0,))) if c.experiment]  # type: ignore[attr-defined]
+    assert values == [0, 0.1, 0.5, 0.8, 1]
+    with pytest.raises(ConfigError, match="varies"):
+        cells(target, Choice(words=("method.contrast=1",)))
+
+
+def test_words_go_to_all_rows_or_to_one() -> None:
+    (target,) = targets("table-gfl")
+    words = ("epochs=1", "fedprox.strength=1")
+    prox, avg = cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
+    assert prox.settings["epochs"] == avg.settings["epochs"] == 1
+    assert prox.settings["method.strength"] == 1.0
+    with pytest.raises(ConfigError, match="--dataset"):
+        cells(target, Choice(words=("dataset=digits",)))
+
+
+def test_a_user_s_own_method_stands_among_them() -> None:
+    (target,) = targets("table-gfl")
+    found = cells(target, Choice(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
+    groups = [cell.row.group for cell in found]
+    assert groups == ["comparison"] * 8 + ["own"] + ["ours"] * 3
+    with pytest.raises(ConfigError, match="not known"):
+        cells(target, Choice(methods=("fedavgg",)))
+
+
+def test_a_method_of_the_paper_that_is_not_here_is_a_cell_without_an_experiment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fedrane import methods
+
+    monkeypatch.setattr(methods, "METHODS", {k: v for k, v in methods.METHODS.items() if k != "fedprox"})
+    (target,) = targets("table-gfl")
+    (cell,) = cells(target, Choice(("digits",), (0.5,), ("fedprox",), (0,)))
+    assert cell.experiment is None
+    assert "fedprox" in cell.problem
+
+
+def test_every_row_file_can_be_read() -> None:
+    assert len(row_names()) == 17
+    for name in row_names():
+        assert row(name).title
+
+
+def test_an_own_target_is_a_file(tmp_path: Path) -> None:
+    text = 'title = "Mine"\nkind = "curve"\nmeasures = ["global"]\nrows = ["fedavg"]\ndatasets = ["digits"]\n'
+    path = tmp_path / "mine.toml"
+    path.write_text(text + 'alphas = [0.5]\nseeds = 1\nvary = "batch"\nlabel = "batch"\nvalues = [8, 16]\n')
+    (target,) = targets(str(path))
+    assert [cell.settings["batch"] for cell in cells(target)] == [8, 16]
+    path.write_text(text + "alphas = [0.5]\nseed = 1\n")
+    with pytest.raises(ConfigError, match="'seed'"):
+        targets(str(path))
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="table-gfl"):
+        targets("table-glf")
+    with pytest.raises(DataError, match="fmnits"):
+        absent(["fmnits"], str(tmp_path))
+    assert list(absent(["digits", "cifar10"], str(tmp_path))) == ["cifar10"]
+    for text in ("0", "x", "4-2"):
+        with pytest.raises(ConfigError):
+            parse_seeds(text)
+
+
+# ---- when two cells are the same
+
+
+def test_where_a_cell_runs_does_not_make_it_another() -> None:
+    here = settings_of(Experiment(method="fedprox", device="cpu", data_root="/a", checkpoint_every=3))
+    there = settings_of(Experiment(method="fedprox", device="auto", engine="sequential", data_root="/b"))
+    assert key_of(here) == key_of(there)
+
+
+@pytest.mark.parametrize(
+    "word", ["lr=0.2", "seed=1", "method.strength=0.1", "partition.alpha=0.1", "precision=float64"]
+)
+def test_what_decides_the_result_makes_it_another(word: str) -> None:
+    base = ["method=fedprox"]
+    assert key_of(settings_of(Experiment.from_words([*base, word]))) != key_of(settings_of(Experiment.from_words(base)))
+
+
+def test_a_record_from_before_a_field_was_added_still_counts() -> None:
+    """As long as the field is at its default; and a record survives its way through JSON."""
+    now = settings_of(Experiment(method="fedprox"))
+    before = {key: value for key, value in now.items() if key not in ("method.strength", "clip")}
+    assert key_of(json.loads(json.dumps(before))) == key_of(now)
+    assert key_of(before) != key_of({**now, "method.strength": 0.5})
+
+
+def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
+    keys = []
+    for folder, comment in (("a", ""), ("b", ""), ("c", "# changed\n")):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "own.py"
+        path.write_text(OWN.read_text() + comment)
+        keys.append(key_of(settings_of(Experiment(method=f"{path}:Plain"))))
+    assert keys[0] == keys[1] != keys[2]

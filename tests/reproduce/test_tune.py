@@ -1,0 +1,148 @@
+"""Tuning looks at no test row, and what it finds is what reproduce uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrane.data import partition as partitions
+from fedrane.data.dataset import Dataset
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment
+from fedrane.reproduce import tune
+from fedrane.reproduce.store import Store
+from fedrane.reproduce.sweep import Sweep
+from fedrane.reproduce.targets import Choice, Place, cells, targets
+from fedrane.run import make_partition
+from problems import table
+
+PLACE = Place("digits", 0.5)
+WORDS = ("model=mlp", "clients=4", "epochs=1", "batch=32", "rounds=2", "device=cpu")
+
+
+def numbered(rows: int = 240) -> Dataset:
+    """Each row tells its number, in its first column."""
+    made = table(rows)
+    x = made.x.copy()
+    x[:, 0] = np.arange(rows)
+    return replace(made, x=x)
+
+
+def real_split(wanted: Experiment, rows: Dataset) -> partitions.Split:
+    """As a run of the table cuts them."""
+    return partitions.split(make_partition(wanted, rows), wanted.seed, wanted.partition.test)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_trial_s_rows_are_the_clients_training_rows(seed: int) -> None:
+    rows = numbered()
+    wanted = Experiment(clients=5, seed=seed, partition=partitions.Partitioning("dirichlet", alpha=0.3))
+    split = real_split(wanted, rows)
+    left = tune.without_test(rows, wanted, 0.2)
+    assert left.client is not None
+    for client, train in enumerate(split.train):
+        mine = left.x[left.client == client, 0].astype(int)  # type: ignore[call-overload]
+        assert sorted(mine) == sorted(train), "of each client its own"
+    tested = set(np.concatenate(split.test).tolist())
+    seen = {int(n) for n in left.x[:, 0]} | {int(n) for n in left.x_test[:, 0]}  # type: ignore[call-overload]
+    assert not seen & tested
+    inner = partitions.split(partitions.partition(left.y, 3, 0, natural(0.2), seed, left.client), seed, 0.2)
+    aside = np.sort(left.x[np.concatenate(inner.test), 0])  # type: ignore[call-overload]
+    assert np.array_equal(aside, np.sort(left.x_test[:, 0])), "the global model is judged on the same rows"  # type: ignore[call-overload]
+
+
+def natural(share: float) -> partitions.Partitioning:
+    return partitions.Partitioning("natural", test=share)
+
+
+def scores(folder: Path, rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[tune.Tuned, list[float | None]]:
+    monkeypatch.setattr(tune, "as_dataset", lambda experiment, given: rows)
+    choice = Choice(seeds=(0,), words=WORDS)
+    found = tune.trials("fedprox", PLACE, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, choice, 0.2)
+    every = [cell for trial in found for cell in trial.cells]
+    sweep = Sweep(every, Store(folder / "results"), folder / "cells", source=tune.Rows(found, 0.2))
+    assert sweep.go()
+    return tune.choose(sweep, found, PLACE, "global"), [tune.score(sweep, trial, "global") for trial in found]
+
+
+def test_no_test_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no official test set to read, the clients' test rows are poison: nothing changes."""
+    clean = numbered()
+    expected = scores(tmp_path / "clean", clean, monkeypatch)
+    wanted = tune.trials("fedprox", PLACE, {"lr": (0.1,)}, Choice(seeds=(0,), words=WORDS), 0.2)[0].wanted[0]
+    poison = clean.x.copy()
+    poison[np.concatenate(real_split(wanted, clean).test)] = np.nan
+    poisoned = replace(clean, x=poison)
+    for part in ("x_test", "y_test"):
+        object.__setattr__(poisoned, part, None)
+    assert scores(tmp_path / "poisoned", poisoned, monkeypatch) == expected
+    assert len(set(expected[1])) > 1, "the trials differ, so that there was something to choose"
+
+
+def test_poison_in_a_training_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test above could not fail."""
+    rows = numbered()
+    rows.x[:] = np.nan
+    with pytest.raises(ConfigError, match="no trial"):
+        scores(tmp_path, rows, monkeypatch)
+
+
+def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, each = scores(tmp_path, numbered(), monkeypatch)
+    assert best.accuracy == max(value for value in each if value is not None)
+    path = tmp_path / "tuned.toml"
+    other = replace(best, method="ditto", settings={"lr": 0.01, "method.strength": 2.0})
+    for found in (other, replace(best, accuracy=0.1, settings={"lr": 9.0}), best):
+        tune.write(path, found)
+    entries = tune.read(path)
+    assert [(entry["method"], entry["accuracy"]) for entry in entries] == [
+        ("ditto", pytest.approx(best.accuracy, abs=1e-5)),
+        ("fedprox", pytest.approx(best.accuracy, abs=1e-5)),
+    ], "one entry a method, the newest"
+    target = targets("table-gfl")[0]
+    for alpha in (0.5, 5.0):
+        cell, plain = cells(target, Choice(("digits",), (alpha,), ("fedprox", "fedavg"), (0,), tuned=entries))
+        assert {key: cell.settings[key] for key in best.settings} == best.settings, "at every α"
+        assert plain.settings["lr"] == 0.1, "of another method nothing"
+    (untouched,) = cells(target, Choice(("fmnist",), (0.5,), ("fedprox",), (0,), tuned=entries))
+    assert untouched.settings["lr"] == 0.1, "nor on another dataset"
+
+
+def test_a_tuned_alpha_wins_over_the_others(tmp_path: Path) -> None:
+    entries = [{"method": "fedavg", "dataset": "digits", "alpha": a, "settings": {"lr": a}} for a in (0.1, 5.0)]
+    target = targets("table-gfl")[0]
+    rates = [
+        cells(target, Choice(("digits",), (a,), ("fedavg",), (0,), tuned=tuple(entries)))[0].settings["lr"]
+        for a in (0.1, 5.0)
+    ]
+    assert rates == [0.1, 5.0]
+
+
+def test_a_trial_never_passes_for_a_cell_of_the_table() -> None:
+    choice = Choice(seeds=(0,), words=WORDS)
+    (trial,) = tune.trials("fedavg", PLACE, {"lr": (0.1,)}, choice, 0.2)
+    (cell,) = cells(targets("table-gfl")[0], Choice(("digits",), (0.5,), ("fedavg",), (0,), WORDS))
+    assert trial.wanted[0] == cell.experiment, "they stand for the same experiment"
+    assert trial.cells[0].key != cell.key
+
+
+def test_grids() -> None:
+    assert tune.grid_of("fedprox", ()) == {"lr": tune.RATES, "method.strength": (0.001, 0.01, 0.1, 1.0)}
+    assert tune.grid_of("fedprox", ("lr=1,2",)) == {"lr": ("1", "2")}
+    for mistake in ("lr", "lr="):
+        with pytest.raises(ConfigError, match="key=value"):
+            tune.grid_of("fedprox", (mistake,))
+    with pytest.raises(ConfigError, match="unknown key"):
+        tune.trials("fedprox", PLACE, {"method.strenght": (1,)}, Choice(words=WORDS), 0.2)
+
+
+def test_every_grid_is_of_fields_and_can_be_tried() -> None:
+    from fedrane import methods
+
+    for name, entry in methods.METHODS.items():
+        for field, values in entry.kind.grid.items():
+            for value in values:
+                assert getattr(entry.kind(**{**entry.preset, field: value}), field) == value, (name, field)
