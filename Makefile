@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-DEMO_METHODS := fedavg,local,fedrane
+DEMO_METHODS := fedavg,spherefed,fedrane
 DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
 # The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
