@@ -1,0 +1,39 @@
+"""Every registered method learns real digits: its global model well, its personal ones at least as well as alone."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import fedrane
+from fedrane import Experiment, Partitioning
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.evaluation import Metrics
+from fedrane.methods import METHODS
+
+
+@cache
+def last(method: str) -> Metrics:
+    experiment = Experiment(
+        method=method,
+        model="mlp",
+        engine="stacked",
+        device="cpu",
+        clients=10,
+        partition=Partitioning(alpha=0.5),
+        batch=16,
+        rounds=20,
+        eval_every=20,
+    )
+    return fedrane.run(experiment).history[-1]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_digits(name: str) -> None:
+    record, answers = last(name), METHODS[name].kind.answers
+    if GLOBAL in answers:
+        assert record["global/accuracy"] >= 0.90
+    if PERSONAL in answers:
+        assert record["personal/accuracy"] >= last("local")["personal/accuracy"]
