@@ -110,8 +110,8 @@ def two_clusters(monkeypatch: pytest.MonkeyPatch, method: FedMTL) -> tuple[float
     problem.centres[:] = near + torch.tensor([[3.0, 0, 0, 0]] * 3 + [[0, -3.0, 0, 0]] * 3, dtype=DOUBLE)
     fed, owns = problem.federation, dict[int, State]()
     server = method.init(fed.task, fed.roster)
-    for round in range(1, 41):
-        sent = Sequential(method, fed).train(server, owns, [k for k in range(6) if (k + round) % 4], round, 0.1, 20)
+    for round in range(1, 21):
+        sent = Sequential(method, fed).train(server, owns, [k for k in range(6) if (k + round) % 4], round, 0.3, 8)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     points = torch.stack([problem.point(tree.row(server.extra["rows"], k)) for k in range(6)])

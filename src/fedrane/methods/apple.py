@@ -1,13 +1,13 @@
 """APPLE: Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022.
 
 Client i has a core w_i, which all may have, and a directed relation p_i, which never leaves it and starts as p0,
-p0_j = n_j / n. It answers with the mix Σ_j p_ij w_j, and in round r = 0, 1, … descends in both w_i and p_i
+p0_j = n_j / n. Its model is the mix Σ_j p_ij w_j, and in round r = 0, 1, … it descends in both w_i and p_i
 
     f_i(Σ_j p_ij w_j) + λ(r) (μ/2) ‖p_i − p0‖²,        the other cores being those of the last round,
 
-with λ(r) = (1 + cos(π r / L)) / 2 or 0.001^(r/L), and 0 from r = L on. The new core goes up. If only M cores may come
-down, a client keeps its last copy of each and asks with its upload for the next: those it never had, then core j by
-chance with weight b^|p_ij|, b = max(1.5, r M / N).
+with λ(r) = (1 + cos(π r / L)) / 2 or 0.001^(r/L), and 0 from r = L on. It answers with the mix that it has trained; its
+core goes up. If only M cores may come down, a client keeps its last copy of each and asks with its core for the next:
+those it never had, then core j by chance with weight b^|p_ij|, b = max(1.5, r M / N).
 
 *Deviations*: all cores start alike; in the authors' code, each apart. It lacks the 1/2, and does not note which cores
 were had, so that all choices are uniform. Who never answered is sent the M next in number. The rate of p has neither
@@ -17,7 +17,6 @@ of ``lr``; ``core_rate``, which multiplies the core's gradient, is not in the pa
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -51,7 +50,7 @@ class APPLE(Algorithm):
         check_ranges(self, coefficient_rate=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
         check_ranges(self, downloads=(0, 1e9), core_rate=(1e-6, 1e6))
         if self.coefficient_rate == 0:
-            warnings.warn("APPLE with method.coefficient_rate=0 gives all clients one and the same mix", stacklevel=3)
+            warnings.warn("APPLE with method.coefficient_rate=0 learns no relation: all mix alike", stacklevel=3)
 
     def init(self, task: Task, roster: Roster) -> State:
         model, sizes = task.init(), roster.sizes
@@ -60,22 +59,25 @@ class APPLE(Algorithm):
         return State(model, {"cores": cores.copies(self.exchanged(task, model.params), len(sizes)), **extra})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        core = {name: rows[int(client.index)] for name, rows in server.extra["cores"].items()}
-        extra = {"relation": server.extra["prior"]}
+        (params, stats), rows, prior = server.model, server.extra["cores"], server.extra["prior"]
+        extra = {"core": {name: value[int(client.index)] for name, value in rows.items()}, "relation": prior}
         if self.downloads:  # the server's model stays the first one, so these are copies of all first cores
-            first = cores.copies(self.exchanged(task, server.model.params), client.population)
-            extra |= {"cores": first, "had": torch.zeros_like(cores.numbers(client))}
-        return State(Model({**server.model.params, **core}, server.model.stats), extra)
+            return State(server.model, {**extra, **cores.first(self.exchanged(task, params), client)})
+        mixed = {name: torch.tensordot(prior, value, 1) for name, value in rows.items()}
+        return State(Model({**params, **mixed}, stats), extra)
 
     def send(self, task: Task, server: State, client: Client) -> State:
         which = server.extra["wanted"][client.index] if self.downloads else cores.others(client)
         fresh = {name: rows[which] for name, rows in server.extra["cores"].items()}
         return State(Model({}, {}), {"cores": fresh, "which": which, "prior": server.extra["prior"]})
 
+    def start(self, task: Task, ctx: Context) -> Model:
+        return Model({**ctx.own.model.params, **ctx.own.extra["core"]}, ctx.own.model.stats)
+
     def begin(self, task: Task, ctx: Context) -> Work:
         relation = {"relation": ctx.own.extra["relation"]}
         extra = {**relation, "velocity": task.sgd.init(relation), "key": torch.zeros_like(ctx.client.index)}
-        return super().begin(task, ctx._replace(down=State(ctx.own.model, {})))._replace(extra=extra)
+        return super().begin(task, ctx)._replace(extra=extra)
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         params, stats = work.model
@@ -98,23 +100,21 @@ class APPLE(Algorithm):
         return Work(model, velocity, work.rows + rows, sums, {**moved, "velocity": pace, "key": batch.key})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        done, up, own = super().finish(task, ctx, work), {}, {"relation": work.extra["relation"]}
+        done, relation = super().finish(task, ctx, work), work.extra["relation"]
+        core, up = done.up.model.params, {}
+        own = {"core": core, "relation": relation}
         if self.downloads:
             own |= cores.keep(ctx)
-            up["wanted"] = cores.wish(ctx, own["relation"], own["had"], work.extra["key"])
-        return done._replace(up=State(Model(done.up.model.params, {}), up), own=State(work.model, own))
+            up["wanted"] = cores.wish(ctx, relation, own["had"], work.extra["key"])
+        mixed = Model({**work.model.params, **cores.mix(ctx, core, relation)}, work.model.stats)
+        return done._replace(up=State(Model(core, {}), up), own=State(mixed, own))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         arrived = {"cores": ups.model.params, **ups.extra}
-        kept = {name: server.extra[name] for name in arrived}
-        merged = tree.map(lambda rows, new: rows.index_copy(0, cohort.index, new), kept, arrived)
+        merged = {name: cores.put(server.extra[name], cohort.index, new) for name, new in arrived.items()}
         return server._replace(extra=server.extra | merged), {}
-
-    def personal_model(self, task: Task, ctx: Context) -> Model:
-        params, stats = ctx.own.model
-        return Model({**params, **cores.mix(ctx, params, ctx.own.extra["relation"])}, stats)
 
     def _focus(self, client: Client) -> Tensor:  # λ(r)
         passed = (client.round - 1).to(client.rate.dtype) / self.horizon
-        falling = (1 + torch.cos(math.pi * passed)) / 2 if self.schedule == "cosine" else 0.001**passed
+        falling = (1 + torch.cos(torch.pi * passed)) / 2 if self.schedule == "cosine" else 0.001**passed
         return torch.where(passed < 1, falling, 0)

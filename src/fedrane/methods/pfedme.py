@@ -36,7 +36,7 @@ class PFedMe(Algorithm):
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K
-    inner_rate: float = 0.05  # α
+    inner_rate: float = 0.03  # α
     outer_rate: float = 0.05  # η
     blend: float = 1.0  # β
 

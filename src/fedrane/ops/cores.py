@@ -6,15 +6,17 @@ how often each was ``had``. Mixing, keeping and choosing are for a client's hook
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedrane import tree
 from fedrane.models.layers import uniform
 from fedrane.task import Client, Context
 from fedrane.tree import Tensors
 
+T = TypeVar("T")
 LEAST_BASE = 1.5
 STREAM = 1 << 20
 """Far beyond the number of any dropout layer, whose masks come from the same key."""
@@ -23,6 +25,11 @@ STREAM = 1 << 20
 def copies(core: Tensors, count: int) -> Tensors:
     """So many rows of one core, which take no memory until one of them is replaced."""
     return {name: value.expand(count, *value.shape) for name, value in core.items()}
+
+
+def put(rows: T, places: Tensor, new: T) -> T:
+    """A stack of trees with some of its rows replaced."""
+    return tree.map(lambda old, row: old.index_copy(0, places, row), rows, new)
 
 
 def next_in_number(clients: Tensor, most: int) -> Tensor:
@@ -52,11 +59,18 @@ def mix(ctx: Context, core: Tensors, relation: Tensor) -> Tensors:
     return {name: value.reshape(core[name].shape) for name, value in mixed.items()}
 
 
+def first(core: Tensors, client: Client) -> dict[str, Any]:
+    """What a client keeps before any core has come: copies of the one that all start from."""
+    return {"cores": copies(core, client.population), "had": torch.zeros_like(numbers(client))}
+
+
 def keep(ctx: Context) -> dict[str, Any]:
     """The client's copies with those that came in their places, and how often each has come by now."""
     down, own = ctx.down.extra, ctx.own.extra
-    kept = {name: rows.index_copy(0, down["which"], down["cores"][name]) for name, rows in own["cores"].items()}
-    return {"cores": kept, "had": own["had"] + _among(down["which"], ctx.client)}
+    return {
+        "cores": put(own["cores"], down["which"], down["cores"]),
+        "had": own["had"] + _among(down["which"], ctx.client),
+    }
 
 
 def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
