@@ -212,7 +212,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def automatic_precision(name: str, device: torch.device) -> str:
-    """bf16 with float32 parameters on a GPU that has it, where it costs no accuracy (docs/performance.md)."""
+    """bf16 with float32 parameters on a GPU that has it (docs/performance.md)."""
     if name != "auto":
         return name
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"

@@ -59,7 +59,7 @@ from fedrane.engines.stacked import Stacked  # noqa: E402
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
-    """Stacked on a GPU, and on a CPU where networks are small and dense (measured: docs/performance.md)."""
+    """Stacked on a GPU, sequential on a CPU (docs/performance.md)."""
     return (Stacked if federation.task.device.type == "cuda" else Sequential)(algorithm, federation)
 
 
