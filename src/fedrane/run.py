@@ -102,6 +102,7 @@ def run(
             facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
             folder.write_json(FACTS, facts)
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
+        cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(None, [])
 
 
@@ -125,6 +126,7 @@ def resume(
         checkpoint, problems = folder.newest(loop.task.device)
         for problem in problems:
             loop.tell(f"{problem} Going on from an older checkpoint.")
+        cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
 
 
@@ -306,11 +308,14 @@ class _Loop:
 
     def _stages(self) -> Iterator[_Stage]:
         e = self.experiment
-        main = engines.make(e.engine, self.algorithm, self.federation)
+        main = self._engine(self.algorithm)
         for round in range(1, e.rounds + 1):
             yield _Stage(round, self.algorithm, main, finale=False)
         for extra, algorithm in enumerate(self.algorithm.finale(), 1):
-            yield _Stage(e.rounds + extra, algorithm, engines.make(e.engine, algorithm, self.federation), finale=True)
+            yield _Stage(e.rounds + extra, algorithm, self._engine(algorithm), finale=True)
+
+    def _engine(self, algorithm: Algorithm) -> Engine:
+        return engines.make(self.experiment.engine, algorithm, self.federation)
 
     def _one_round(self, stage: _Stage) -> bool:
         """Gives whether to stop after it; if so, it is saved."""
@@ -325,15 +330,20 @@ class _Loop:
             rate = e.lr * e.schedule.at(number, e.rounds)
             epochs = stage.algorithm.local_epochs(e.epochs)
             trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
-            record |= self._merge(stage, trained)
+            record["cohort"] = trained.cohort.index.tolist()
+            record["lost"] = [k for k in cohort if k not in record["cohort"]]
+            record |= self._merge(stage, trained) | dict(trained.notes)
             rows = trained.rows
         seconds = time.perf_counter() - began
         if self._due(stage):
-            record |= evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, number)
+            record |= self._evaluate(stage)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
         return self._record(stage, record)
+
+    def _evaluate(self, stage: _Stage) -> Metrics:
+        return evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, stage.round)
 
     def _cohort(self, stage: _Stage) -> list[int]:
         e = self.experiment

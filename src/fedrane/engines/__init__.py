@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +29,8 @@ class Trained(NamedTuple):
     """Rows trained on, dead ones not counted."""
     bytes_down: int
     bytes_up: int
+    notes: Mapping[str, Any] = MappingProxyType({})
+    """What else to record of the round."""
 
 
 class Predicted(NamedTuple):
@@ -50,6 +55,29 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     return ENGINES[name](algorithm, federation)
 
 
+def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
+    """What an engine of that name needs around its rounds: for Flower, the nodes of a simulation."""
+    return _simulation().simulation(federation) if name in FLOWER else nullcontext()
+
+
+def _simulation() -> Any:
+    try:
+        from fedrane.engines import simulation  # Flower and Ray are an extra, and slow to import
+    except ImportError as error:
+        raise ConfigError(
+            f"engine=flower cannot be used: {error}", "Flower is not installed", "pip install 'fedrane[flower]'"
+        ) from error
+    return simulation
+
+
+def _flower(algorithm: Algorithm, federation: Federation, short: bool = False) -> Engine:
+    engine: Engine = _simulation().Simulated(algorithm, federation, short)
+    return engine
+
+
 from fedrane.engines.sequential import Sequential  # noqa: E402 - it needs the types above
 
-ENGINES: dict[str, Callable[[Algorithm, Federation], Engine]] = {"auto": Sequential, "sequential": Sequential}
+Maker = Callable[[Algorithm, Federation], Engine]
+FLOWER: dict[str, Maker] = {"flower": _flower, "flower-bf16": partial(_flower, short=True)}
+"""A simulated federation; the second sends numbers of 16 bits."""
+ENGINES: dict[str, Maker] = {"auto": Sequential, "sequential": Sequential, **FLOWER}
