@@ -332,7 +332,7 @@ class _Loop:
             trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
             record["cohort"] = trained.cohort.index.tolist()
             record["lost"] = [k for k in cohort if k not in record["cohort"]]
-            record |= self._merge(stage, trained) | dict(trained.notes)
+            record |= self._merge(stage, trained)
             rows = trained.rows
         seconds = time.perf_counter() - began
         if self._due(stage):
@@ -359,7 +359,8 @@ class _Loop:
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
         if not tree.finite(server) or not any(whole.values()):
             raise self._diverged(stage.round, [k for k in clients if not whole[k]])
-        for text in metrics.pop("say", ()):
+        notes = dict(trained.notes)
+        for text in (*notes.pop("say", ()), *metrics.pop("say", ())):
             self.tell(f"round {stage.round}: {text}")
         self.server = tree.map(torch.Tensor.contiguous, server)  # as it comes back from a checkpoint
         for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):
@@ -370,7 +371,7 @@ class _Loop:
             "bytes_down": trained.bytes_down,
             "bytes_up": trained.bytes_up,
         }
-        record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
+        record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics | notes
         if GLOBAL in stage.algorithm.answers_on(self.task) and trained.ups.model.params:
             step = tree.sub({name: server.model.params[name] for name in trained.ups.model.params}, before)
             record["cosine"] = tree.cosines(step, before, trained.ups.model.params)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,15 +47,16 @@ class Leaf(NamedTuple):
 Schema = dict[str, Leaf]
 
 
-def schema(tensors: Any) -> Schema:
-    return {path: Leaf(tuple(leaf.shape), leaf.dtype) for path, leaf in tree.flatten(tensors).items()}
+def schema(tensors: Tensors) -> Schema:
+    """Of tensors by their paths."""
+    return {path: Leaf(tuple(leaf.shape), leaf.dtype) for path, leaf in tensors.items()}
 
 
 def digest(tensor: Tensor) -> str:
     """A short name for a tensor's exact bytes."""
     content = tensor.detach().cpu().contiguous()
     name = hashlib.blake2b(f"{content.dtype} {tuple(content.shape)} ".encode(), digest_size=16)
-    name.update(content.reshape(-1).view(torch.uint8).numpy().tobytes())
+    name.update(content.numpy().tobytes())
     return name.hexdigest()
 
 
@@ -74,7 +75,10 @@ class Encoder:
 
     def record(self, tensors: Tensors, exact: frozenset[str] = frozenset()) -> ArrayRecord:
         """The arrays of these paths; those in ``exact`` are never shortened."""
-        return ArrayRecord({path: self._array(leaf, path in exact) for path, leaf in tensors.items()})
+        record = ArrayRecord()
+        for path, leaf in tensors.items():  # set one by one, arrays are shared and not copied
+            record[path] = self._array(leaf, path in exact)
+        return record
 
     def _array(self, leaf: Tensor, exact: bool) -> Array:
         found = self._made.get((id(leaf), exact))
@@ -193,10 +197,16 @@ class Layout(NamedTuple):
         return {path: Leaf(tuple(shape), types[dtype]) for path, (dtype, shape) in self.leaves.items()}
 
     @classmethod
-    def of(cls, node: Any, constant: Mapping[str, str] | None = None) -> Layout:
-        types = {path: str(leaf.dtype).removeprefix("torch.") for path, leaf in tree.flatten(node).items()}
-        leaves = {path: (types[path], list(leaf.shape)) for path, leaf in tree.flatten(node).items()}
-        return cls(leaves, sorted(empty_dicts(node)), dict(constant or {}))
+    def of(cls, state: State, constant: Mapping[str, str] | None = None) -> Layout:
+        return cls.of_leaves(tree.flatten(state))._replace(
+            empty=sorted(empty_dicts(state)), constant=dict(constant or {})
+        )
+
+    @classmethod
+    def of_leaves(cls, tensors: Tensors) -> Layout:
+        """Of a part of a state."""
+        types = {path: str(leaf.dtype).removeprefix("torch.") for path, leaf in tensors.items()}
+        return cls({path: (types[path], list(leaf.shape)) for path, leaf in tensors.items()}, [], {})
 
     def state(self, tensors: Tensors) -> State:
         """The state of these tensors, in the order in which it was at the other end."""

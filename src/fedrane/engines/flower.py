@@ -251,12 +251,12 @@ class Flower:
         need = min(self.fleet.minimum, len(clients))
         for attempt in range(self.fleet.retries + 1):
             if attempt:
-                self.fleet.tell(f"round {round}: {len(answers)} of {need} answers: asked again")
+                self.fleet.tell(f"{len(answers)} of {need} answers: asked again")
             missing = [k for k in clients if k not in answers]
             new, refused = self._train(letters, missing)
             answers |= new
             for k, why in sorted(refused.items()):
-                self.fleet.tell(f"round {round}: client {k} is left out: {why}")
+                self.fleet.tell(f"client {k} is left out: {why}")
             if len(answers) >= need:
                 break
         else:
@@ -412,7 +412,7 @@ class Letters:
             keep=max(self.round - 1 - fleet.history, 0),
             short=fleet.short,
             layout=Layout.of(down, constant).to_text(),
-            joining=Layout.of(joining).to_text() if joining else "",
+            joining=Layout.of_leaves(joining).to_text() if joining else "",
             whole="" if whole is None else Layout.of(State(whole, {})).to_text(),
         )
         self._downs[k] = down
@@ -437,7 +437,7 @@ class Letters:
         if "up" not in content.array_records:
             raise Refused("no arrays")
         template, metrics = self._agreement(k)
-        names = schema(template)
+        names = schema(tree.flatten(template))
         try:
             tensors = decode(content.array_records["up"], names, self.encoder.short)
         except OverflowError as error:

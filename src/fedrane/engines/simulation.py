@@ -225,7 +225,10 @@ class Simulated:
     ) -> Trained:
         if self._engine is None:
             self._engine = self._connect()
-        return self._engine.train(server, owns, clients, round, rate, epochs)
+        heard: list[str] = []
+        self._engine.fleet.tell = heard.append
+        trained = self._engine.train(server, owns, clients, round, rate, epochs)
+        return trained._replace(notes={**trained.notes, "say": heard})
 
     def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
         return self.local.personal(server, own, client, round)
