@@ -26,6 +26,7 @@ from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.flower_cli import flower_app
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]

@@ -16,6 +16,9 @@ from fedrane.errors import ConfigError, nearest
 from fedrane.federation import Federation, Pool
 from fedrane.task import Client, Model, State
 
+REMOTE = "flower-remote"
+"""Stands in a run's configuration where its clients were other machines."""
+
 
 class Trained(NamedTuple):
     """A round's training: what arrived at the server, in the order of client numbers."""
@@ -50,6 +53,10 @@ class Engine(Protocol):
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     """The engine of that name; ``auto`` takes the fastest that suits the device."""
+    if name == REMOTE:
+        raise ConfigError(
+            "this run is of a federation of several machines", "its clients' rows are with them", "Go on with: flwr run"
+        )
     if name not in ENGINES:
         raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, ENGINES))
     return ENGINES[name](algorithm, federation)

@@ -245,7 +245,7 @@ class Flower:
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
         """A round with those who answer; what cannot be used is left out, said, and recorded."""
-        letters = self._letters(server, owns, round, rate, epochs)
+        letters = self.letters(server, owns, round, rate, epochs)
         answers: dict[int, Answer] = {}
         refused: dict[int, str] = {}
         need = min(self.fleet.minimum, len(clients))
@@ -305,7 +305,7 @@ class Flower:
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int
     ) -> tuple[dict[str, dict[int, list[Tally]]], dict[int, str]]:
         """For each answer of the method, of each client: what it makes of its test and of its validation rows."""
-        letters = self._letters(server, owns, round, 0.0, 0)
+        letters = self.letters(server, owns, round, 0.0, 0)
         answers, refused = self.fleet.ask(EVALUATE, {k: letters.evaluate(k) for k in clients}, self._tallies)
         kinds = self.algorithm.answers_on(self.federation.task)
         return {kind: {k: answers[k][kind] for k in sorted(answers)} for kind in kinds}, refused
@@ -314,7 +314,7 @@ class Flower:
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> None:
         """Hand the state to the clients, for good; one that never took part trains on it, for itself alone."""
-        letters = self._letters(server, owns, round, rate, epochs)
+        letters = self.letters(server, owns, round, rate, epochs)
         _, refused = self.fleet.ask(CONCLUDE, {k: letters.evaluate(k) for k in clients}, lambda k, content: True)
         for k, why in sorted(refused.items()):
             self.fleet.tell(f"client {k} has not got the model: {why}")
@@ -328,7 +328,7 @@ class Flower:
                 raise Refused(f"no counts of its {kind} model")
         return found
 
-    def _letters(self, server: State, owns: Mapping[int, State], round: int, rate: float, epochs: int) -> Letters:
+    def letters(self, server: State, owns: Mapping[int, State], round: int, rate: float, epochs: int) -> Letters:
         return Letters(self, server, owns, round, rate, epochs, Encoder(self.fleet.short))
 
 
