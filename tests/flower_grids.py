@@ -42,8 +42,14 @@ class LoopGrid(Grid):
     """``down`` and ``up`` see each message on its way; what they give goes on, and nothing is a loss."""
 
     def __init__(
-        self, app: ClientApp, nodes: Iterable[int], down: Change | None = None, up: Change | None = None
+        self,
+        app: ClientApp,
+        nodes: Iterable[int],
+        down: Change | None = None,
+        up: Change | None = None,
+        configs: dict[int, Any] | None = None,
     ) -> None:
+        self.configs = dict(configs or {})
         self.app, self.down, self.up = app, down or (lambda m: m), up or (lambda m: m)
         self.online = {1000 + 7 * k: k for k in nodes}
         self.contexts: dict[int, Context] = {}
@@ -67,7 +73,8 @@ class LoopGrid(Grid):
         message.metadata.__dict__["_message_id"] = name
         arrived = self.down(message)
         if arrived is not None and node in self.online:
-            config = {"partition-id": self.online[node], "num-partitions": len(self.online)}
+            client = self.online[node]
+            config = self.configs.get(client, {"partition-id": client, "num-partitions": len(self.online)})
             context = self.contexts.setdefault(node, Context(1, node, config, RecordDict(), {}))
             reply = self.app(arrived, context)
             self.seen += [arrived, reply]

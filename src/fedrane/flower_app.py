@@ -231,6 +231,7 @@ class RemoteLoop(_Loop):
         self.algorithm, self.inputs = app.experiment.algorithm, app.inputs
         self.task, self.federation, self.fleet = federation.task, federation, fleet
         self.history, self.owns = [], {}
+        self._welcomed: set[int] = set()
         fleet.tell = self.tell
 
     def _engine(self, algorithm: Algorithm) -> Engine:
@@ -238,7 +239,10 @@ class RemoteLoop(_Loop):
 
     def _one_round(self, stage: _Stage) -> bool:
         stop = super()._one_round(stage)
-        self.welcome(self.fleet.find(), wait=False)
+        self.fleet.find()
+        new = {k for k in self.fleet.nodes if k >= self.federation.population} - self._welcomed
+        self._welcomed |= new
+        self.welcome(sorted(new), wait=False)
         return stop
 
     def _evaluate(self, stage: _Stage) -> Metrics:
@@ -267,8 +271,7 @@ class RemoteLoop(_Loop):
         federation: Register = self.federation  # type: ignore[assignment]  # this loop has no other
         guests = [k for k in clients if k >= federation.population]
         federation.guests.update({k: self.fleet.sizes[k] for k in guests})
-        chosen = clients if wait else guests
-        if not chosen:
+        if not clients:
             return
         done = int(self.history[-1]["round"]) if self.history else 0
         algorithm = algorithm_at(self.experiment, done)
@@ -276,11 +279,11 @@ class RemoteLoop(_Loop):
         rate = self.experiment.lr * self.experiment.schedule.at(max(done, 1), self.experiment.rounds)
         epochs = algorithm.local_epochs(self.experiment.epochs)
         if wait:
-            engine.conclude(self.server, self.owns, chosen, done, rate, epochs)
+            engine.conclude(self.server, self.owns, clients, done, rate, epochs)
             return
         letters = engine.letters(self.server, self.owns, done, rate, epochs)
-        self.fleet.push(CONCLUDE, {k: letters.evaluate(k) for k in chosen})
-        self.tell(f"client {', '.join(map(str, chosen))} came after the start: it is given the model of round {done}")
+        self.fleet.push(CONCLUDE, {k: letters.evaluate(k) for k in clients})
+        self.tell(f"client {', '.join(map(str, clients))} came after the start: it is given the model of round {done}")
 
 
 class Settings(NamedTuple):

@@ -120,6 +120,7 @@ def resume(
         cleanup.callback(folder.close)
         folder.open()
         experiment = folder.read_config()
+        engines.check(experiment.engine)
         rows = as_dataset(experiment, dataset)
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)

@@ -53,13 +53,18 @@ class Engine(Protocol):
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     """The engine of that name; ``auto`` takes the fastest that suits the device."""
+    check(name)
+    return ENGINES[name](algorithm, federation)
+
+
+def check(name: str) -> None:
+    """Whether there is such an engine, on this machine alone."""
     if name == REMOTE:
         raise ConfigError(
             "this run is of a federation of several machines", "its clients' rows are with them", "Go on with: flwr run"
         )
     if name not in ENGINES:
         raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, ENGINES))
-    return ENGINES[name](algorithm, federation)
 
 
 def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
