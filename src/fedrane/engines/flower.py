@@ -38,6 +38,8 @@ PARAMS = "model/params/"
 TALLY = ("rows", "hits", "loss", "few", "few_hits")
 LARGEST = 10**9
 """More rows than any one client has: a larger number is a mistake or a lie."""
+QUESTION = 60.0
+"""Seconds to wait for a node to say who it is, and until it is asked again."""
 T = TypeVar("T")
 
 
@@ -122,28 +124,38 @@ class Fleet:
     sizes: dict[int, int] = field(default_factory=dict)
     """Training rows of each client, as it said."""
     _known: set[int] = field(default_factory=set)
+    _asked: dict[int, float] = field(default_factory=dict)
+    _claims: dict[int, list[int]] = field(default_factory=dict)
+    """The nodes that say they are a client, in the order in which they came."""
 
-    def find(self) -> list[int]:
-        """Ask nodes that are new who they are; gives the clients that have come."""
-        new = sorted(set(self.grid.get_node_ids()) - self._known)
-        if not new:
-            return []
-        question = RecordDict({"who": ConfigRecord({"key": self.key})})
-        answers, refused = self._exchange(QUERY, {node: (node, question) for node in new}, _introduction, self.timeout)
-        for node, why in refused.items():
-            self.tell(f"node {node} is not taken in: {why}")
-        came = []
-        for node, (client, rows) in sorted(answers.items(), key=lambda item: item[1]):
-            self._known.add(node)
-            if self.nodes.get(client, node) != node and self.nodes[client] in set(self.grid.get_node_ids()):
-                self.tell(f"node {node} says that it is client {client}, which node {self.nodes[client]} is: left out")
-                continue
-            if self.sizes.setdefault(client, rows) != rows:
-                self.tell(f"client {client} came with {rows} rows and had {self.sizes[client]}: left out")
-                continue
-            self.nodes[client] = node
-            came.append(client)
-        return came
+    def find(self) -> None:
+        """Ask nodes that are new who they are; a client whose node is gone may be with another one."""
+        now, online = time.monotonic(), set(self.grid.get_node_ids())
+        patience = min(self.timeout, QUESTION)
+        new = [n for n in sorted(online - self._known) if now - self._asked.get(n, -math.inf) > patience]
+        if new:
+            question = RecordDict({"who": ConfigRecord({"key": self.key})})
+            asked = {node: (node, question) for node in new}
+            answers, refused = self._exchange(QUERY, asked, _introduction, patience)
+            self._asked |= dict.fromkeys(new, time.monotonic())
+            for node, why in refused.items():
+                self.tell(f"node {node} is not taken in: {why}")
+            for node, (client, rows) in sorted(answers.items(), key=lambda item: item[1]):
+                self._take_in(node, client, rows, online)
+        for client, claims in self._claims.items():
+            there = [node for node in claims if node in online]
+            if there and self.nodes.get(client) not in online:
+                self.nodes[client] = there[0]
+
+    def _take_in(self, node: int, client: int, rows: int, online: set[int]) -> None:
+        self._known.add(node)
+        if self.sizes.setdefault(client, rows) != rows:
+            self.tell(f"client {client} came with {rows} rows and had {self.sizes[client]}: left out")
+            return
+        claims = self._claims.setdefault(client, [])
+        if any(other in online for other in claims):
+            self.tell(f"node {node} says that it is client {client}, which node {claims[0]} is: left out")
+        claims.append(node)
 
     def ask(
         self, kind: str, orders: Mapping[int, RecordDict], read: Callable[[int, RecordDict], T]
