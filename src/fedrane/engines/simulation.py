@@ -14,7 +14,7 @@ import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from flwr.app import Context as NodeContext
 from flwr.app import RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
@@ -100,8 +101,9 @@ def _save(path: Path, value: Any) -> None:
 class Simulation:
     """Flower's simulation in the background, its grid in hand."""
 
-    def __init__(self, nodes: int, cuda: bool = False) -> None:
+    def __init__(self, nodes: int, cuda: bool = False, app: Callable[[Path], ClientApp] | None = None) -> None:
         self.nodes, self.cuda = nodes, cuda
+        self._app = app or (lambda scratch: client_app(SimulatedHome(scratch)))
         self._grids: queue.Queue[Grid | BaseException] = queue.Queue()
         self._over = threading.Event()
 
@@ -137,7 +139,7 @@ class Simulation:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
-            run_simulation(app, client_app(SimulatedHome(self.scratch)), self.nodes, backend_config=backend)
+            run_simulation(app, self._app(self.scratch), self.nodes, backend_config=backend)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits must hear of it
             self._grids.put(error)
 
