@@ -331,6 +331,7 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
         retries=settings.retries,
         short=settings.short,
         history=KEPT * experiment.checkpoint_every,
+        pause=0.5,
         tell=lambda text: LOG.warning("%s", text),
     )
     fresh = not folder.holds_run()

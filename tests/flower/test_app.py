@@ -113,6 +113,32 @@ def test_a_client_counts_its_classes_only_if_it_wants_to(tmp_path: Path, monkeyp
     assert "personal/recall" not in record
 
 
+COUNTS = {
+    "more hits than rows": {"hits": 10**6},
+    "negative": {"few": -1},
+    "not finite": {"loss": float("nan")},
+    "a number for a list": {"class_rows": 5},
+    "other classes": {"class_rows": [1, 2], "class_hits": [0, 0]},
+    "classes that do not sum up": {"class_rows": [1] * 10, "class_hits": [0] * 10},
+}
+
+
+@pytest.mark.parametrize("lie", COUNTS)
+def test_counts_that_cannot_be_are_left_out(lie: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1, method="fedper", participation=1.0, batch=999)
+
+    def up(reply: Message) -> Message:
+        record = reply.content.metric_records.get("personal.test")
+        if record is not None and reply.metadata.src_node_id == 1000:
+            for name, value in COUNTS[lie].items():
+                record[name] = value
+        return reply
+
+    record = metrics(federation.serve(up=up))[-1]
+    assert record["unevaluated"] == [0]
+    assert len(record["personal/clients"]) == CLIENTS - 1
+
+
 # ---- the server dies
 
 

@@ -169,6 +169,16 @@ class Fleet:
         answers, refused = self._exchange(kind, asked, read, self.timeout)
         return answers, refused | absent
 
+    def wait(self, clients: list[int]) -> None:
+        """Until these clients are connected, or nobody would wait for them any longer."""
+        end = time.monotonic() + self.timeout
+        while time.monotonic() < end:
+            self.find()
+            online = set(self.grid.get_node_ids())
+            if all(self.nodes.get(k) in online for k in clients):
+                return
+            time.sleep(self.pause)
+
     def push(self, kind: str, orders: Mapping[int, RecordDict]) -> None:
         """Send without waiting for an answer."""
         for k, content in orders.items():
@@ -194,11 +204,15 @@ class Fleet:
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
+                if reply.metadata.reply_to_message_id not in waiting:
+                    continue
                 who = waiting.pop(reply.metadata.reply_to_message_id)
                 try:
                     answers[who] = read(who, _content(reply))
                 except Refused as error:
                     refused[who] = str(error)
+                except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                    refused[who] = f"an answer that cannot be read: {type(error).__name__}: {error}"
             if waiting:
                 time.sleep(self.pause)
         return answers, refused | dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
@@ -244,13 +258,8 @@ class Flower:
     def __init__(
         self, algorithm: Algorithm, federation: Federation, fleet: Fleet, ledger: Ledger, stage: str = ""
     ) -> None:
-        self.algorithm, self.federation, self.fleet, self.ledger, self.stage = (
-            algorithm,
-            federation,
-            fleet,
-            ledger,
-            stage,
-        )
+        self.algorithm, self.federation = algorithm, federation
+        self.fleet, self.ledger, self.stage = fleet, ledger, stage
         self.local = Sequential(algorithm, federation)
 
     def train(
@@ -262,9 +271,10 @@ class Flower:
         refused: dict[int, str] = {}
         need = min(self.fleet.minimum, len(clients))
         for attempt in range(self.fleet.retries + 1):
+            missing = [k for k in clients if k not in answers]
             if attempt:
                 self.fleet.tell(f"{len(answers)} of {need} answers: asked again")
-            missing = [k for k in clients if k not in answers]
+                self.fleet.wait(missing)
             new, refused = self._train(letters, missing)
             answers |= new
             for k, why in sorted(refused.items()):
@@ -336,8 +346,9 @@ class Flower:
         for kind in self.algorithm.answers_on(self.federation.task):
             parts = [content.metric_records.get(f"{kind}.{part}") for part in ("test", "validation")]
             found[kind] = [tally for tally in (_tally(record) for record in parts) if tally is not None]
-            if not found[kind]:
-                raise Refused(f"no counts of its {kind} model")
+            classes = {len(tally.class_rows) for tally in found[kind]}
+            if not found[kind] or not classes <= {0, self.federation.task.classes}:
+                raise Refused(f"no counts of its {kind} model, or of {classes} classes")
         return found
 
     def letters(self, server: State, owns: Mapping[int, State], round: int, rate: float, epochs: int) -> Letters:
@@ -355,6 +366,8 @@ def _tally(record: MetricRecord | None) -> Tally | None:
     if not (0 < rows < LARGEST and hits <= rows and few_hits <= few <= rows):  # type: ignore[operator]  # numbers
         raise Refused(f"counts {dict(zip(TALLY, numbers, strict=True))}", "parts are not larger than the whole")
     by_class = [tuple(int(n) for n in values.get(name, ())) for name in ("class_rows", "class_hits")]
+    if by_class[0] and (sum(by_class[0]) != rows or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
+        raise Refused(f"classes {by_class}", f"they sum up to {rows} rows and {hits} hits")
     return Tally(int(rows), int(hits), float(loss), int(few), int(few_hits), *by_class)  # type: ignore[arg-type]
 
 
@@ -450,10 +463,7 @@ class Letters:
             raise Refused("no arrays")
         template, metrics = self._agreement(k)
         names = schema(tree.flatten(template))
-        try:
-            tensors = decode(content.array_records["up"], names, self.encoder.short)
-        except OverflowError as error:
-            raise Refused("an array that cannot be read", str(error)) from error
+        tensors = decode(content.array_records["up"], names, self.encoder.short)
         if self.encoder.short:
             tensors = {path: leaf + self._base(k).get(path, 0) for path, leaf in tensors.items()}
         device = federation.task.device
