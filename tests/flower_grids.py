@@ -107,6 +107,8 @@ class Loop:
         self.scratch, self.nodes = scratch, nodes
         self.grid = LoopGrid(client_app(SimulatedHome(scratch)), range(nodes), **tampering)
 
+    def check(self) -> None: ...
+
 
 @contextmanager
 def looped(scratch: Path, nodes: int = 6, **tampering: Any) -> Iterator[Loop]:

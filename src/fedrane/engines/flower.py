@@ -38,8 +38,6 @@ PARAMS = "model/params/"
 TALLY = ("rows", "hits", "loss", "few", "few_hits")
 LARGEST = 10**9
 """More rows than any one client has: a larger number is a mistake or a lie."""
-QUESTION = 60.0
-"""Seconds to wait for a node to say who it is, and until it is asked again."""
 T = TypeVar("T")
 
 
@@ -117,8 +115,12 @@ class Fleet:
     short: bool = False
     history: int = 0
     """Rounds that a resumed server may go back."""
+    question: float = 60.0
+    """Seconds to wait for a node to say who it is, and until it is asked again."""
     pause: float = 0.1
     tell: Callable[[str], None] = lambda text: None
+    check: Callable[[], None] = lambda: None
+    """Called while waiting; it raises if there is nothing to wait for any more."""
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each client."""
     sizes: dict[int, int] = field(default_factory=dict)
@@ -131,7 +133,7 @@ class Fleet:
     def find(self) -> None:
         """Ask nodes that are new who they are; a client whose node is gone may be with another one."""
         now, online = time.monotonic(), set(self.grid.get_node_ids())
-        patience = min(self.timeout, QUESTION)
+        patience = min(self.timeout, self.question)
         new = [n for n in sorted(online - self._known) if now - self._asked.get(n, -math.inf) > patience]
         if new:
             question = RecordDict({"who": ConfigRecord({"key": self.key})})
@@ -203,6 +205,7 @@ class Fleet:
         answers: dict[int, T] = {}
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
+            self.check()
             for reply in self.grid.pull_messages(list(waiting)):
                 if reply.metadata.reply_to_message_id not in waiting:
                     continue

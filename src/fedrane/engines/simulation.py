@@ -8,6 +8,7 @@ checkpoints and models are those of a local run.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import secrets
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -84,7 +85,7 @@ def _load(path: Path) -> Any:
 def _save(path: Path, value: Any) -> None:
     """By value where a node could not import it: what stands in a user's file."""
     pickle: Any = cloudpickle
-    users = [module for name, module in sys.modules.items() if name.startswith("fedrane_user_")]
+    users = [module for name, module in list(sys.modules.items()) if name.startswith("fedrane_user_")]
     for module in users:
         pickle.register_pickle_by_value(module)
     try:
@@ -112,12 +113,22 @@ class Simulation:
         self.scratch = Path(self._scratch.name)
         self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
         self._thread.start()
-        found = self._grids.get()
+        self.grid = self._checked(self._grids.get())
+        while len(list(self.grid.get_node_ids())) < self.nodes:  # Flower hands the grid out before it has its nodes
+            with suppress(queue.Empty):
+                self._checked(self._grids.get(timeout=0.05))
+        return self
+
+    def _checked(self, found: Grid | BaseException) -> Grid:
         if isinstance(found, BaseException):
             self.__exit__()
             raise SimulationError(f"Flower's simulation does not start: {found}") from found
-        self.grid = found
-        return self
+        return found
+
+    def check(self) -> None:
+        """Whether it still runs."""
+        if not self._thread.is_alive():
+            raise SimulationError("Flower's simulation has ended", "its log says why", "Go on from the last checkpoint")
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
@@ -254,7 +265,8 @@ def _session(federation: Federation, simulated: Simulation, short: bool) -> tupl
     for known, grid, fleet, folders in _sessions:
         if known is federation and grid is simulated and fleet.short == short:
             return fleet, folders
-    fleet = Fleet(simulated.grid, secrets.token_hex(16), short=short)
+    # Nodes that start slowly are not missing: whatever happens to them, Flower answers for them.
+    fleet = Fleet(simulated.grid, secrets.token_hex(16), short=short, question=math.inf, check=simulated.check)
     folders = SharedFolders(simulated.scratch / fleet.key, fleet.key, federation.task.device)
     _save(folders.folder / FEDERATION, federation)
     _sessions[:] = [session for session in _sessions if session[1] in _open]  # those of closed simulations are over
