@@ -28,7 +28,8 @@ PATIENCE = 600.0
 def commands() -> list[tuple[str, str]]:
     """The page's tested blocks, in order, each with whether it is done once or stays."""
     blocks = re.findall(r"^<!-- test: (\w+) -->\n```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    assert [kind for kind, _ in blocks] == ["once", "stays", "once", "stays", "stays", "stays", "once", "once"]
+    kinds = ["once", "stays", "once", "stays", "stays", "stays", "once", "once", "stays", "once"]
+    assert [kind for kind, _ in blocks] == kinds
     return blocks
 
 
@@ -94,14 +95,15 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.programs = folder, dict[str, Program]()
-        self.ports = dict(zip((8000, 9100, 9101, 9102), free_ports(4), strict=True))
+        self.ports = dict(zip((8000, 9100, 9101, 9102, 8100), free_ports(5), strict=True))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder / "flwr")}
+        quiet |= {"HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
         self.env = environment(PATH=path, PYTHONPATH=str(ROOT / "src"), **quiet)
         once = [text for kind, text in commands() if kind == "once"]
         stays = [text for kind, text in commands() if kind == "stays"]
-        self.prepare, self.register, self.run_command, self.predict = map(self.adapt, once)
-        self.link, *self.nodes = map(self.adapt, stays)
+        self.prepare, self.register, self.run_command, self.predict, self.simulate = map(self.adapt, once)
+        self.link, *self.nodes, self.simulation_link = map(self.adapt, stays)
 
     def adapt(self, script: str) -> str:
         for port, free in self.ports.items():
@@ -121,10 +123,13 @@ class Federation:
         return self.programs[name]
 
     def start_link(self) -> None:
-        link = self.start("link", self.link)
+        self.listening("link", self.link)
+        self.do(self.register)
+
+    def listening(self, name: str, script: str) -> None:
+        link = self.start(name, script)
         until(lambda: "Application startup complete" in link.said or not link.running, "the SuperLink is up")
         assert link.running, link.said
-        self.do(self.register)
 
     def start_nodes(self) -> None:
         for k, script in enumerate(self.nodes):

@@ -33,6 +33,7 @@ build-backend = "setuptools.build_meta"
 name = "{name}"
 version = "1.0.0"
 description = "A federation: {method} on {clients} clients."
+license = "Apache-2.0"
 requires-python = ">=3.11"
 dependencies = ["fedrane[flower]"]
 

@@ -48,6 +48,17 @@ def test_scaffold(federation: Federation) -> None:
     assert float(tree.norm(tree.sub(mean, control))) <= 1e-5 * float(tree.norm(control))
 
 
+def test_the_page_s_simulation(federation: Federation) -> None:
+    """Flower's own command, in Ray's processes; the rows are dealt as a local run deals them."""
+    federation.listening("simulation", federation.simulation_link)
+    try:
+        said = federation.do(federation.simulate)
+    finally:
+        federation.programs["simulation"].stop()
+    assert federation.finished("simulated"), said + federation.logs()
+    same_as_local(federation, "trial", "simulated")
+
+
 # ---- nobody enters
 
 
