@@ -6,7 +6,6 @@ itself is timed apart, by the local engine. Rounds of both alternate.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -112,8 +111,7 @@ def main() -> None:
     given = parser.parse_args()
     results = []
     for width in (64, 4096):
-        with contextlib.redirect_stderr(None):  # Flower's notes on its own functions
-            results.append(measure(width, 6, given.rounds))
+        results.append(measure(width, 6, given.rounds))
     table = Table("arrays", "clients", "training", "ours, beyond it", "Flower's FedAvg, beyond it", "Flower / ours")
     for row in results:
         table.add_row(

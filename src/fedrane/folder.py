@@ -192,8 +192,8 @@ class Folder:
         return None, problems
 
 
-def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint in place whole or not at all."""
+def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:
+    """Put a checkpoint in place whole or not at all; ``durable`` even if the power fails just then."""
     part = path.with_name(path.name + ".part")
     tensors, metadata = encode(checkpoint)
     try:
@@ -201,12 +201,16 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         mode = part.stat().st_mode
         save_file(tensors, part, metadata)
         part.chmod(mode)  # that of any other file: the library makes its own private
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
     except (OSError, SafetensorError):
         part.unlink(missing_ok=True)
         raise
-    settle(part, path)
+    if durable:
+        settle(part, path)
+    else:
+        part.replace(path)
 
 
 def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:

@@ -264,6 +264,7 @@ class Flower:
         self.algorithm, self.federation = algorithm, federation
         self.fleet, self.ledger, self.stage = fleet, ledger, stage
         self.local = Sequential(algorithm, federation)
+        self._agreed: tuple[State, Mapping[str, torch.Tensor]] | None = None
 
     def train(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
@@ -325,6 +326,16 @@ class Flower:
             bytes_up=sum(letters.bytes_up(k) for k in order),
             notes={"refused": {str(k): refused[k] for k in sorted(refused)}} if refused else {},
         )
+
+    def agreement(self, server: State, k: int) -> tuple[State, Mapping[str, torch.Tensor]]:
+        """What an upload looks like, and its metrics: those of a client which makes no step; the same in all rounds."""
+        if self._agreed is None:
+            task, algorithm = self.federation.task, self.algorithm
+            client = self.federation.client(k, 1, 0.1, 1)
+            ctx = Context(algorithm.send(task, server, client), algorithm.join(task, server, client), client)
+            done = algorithm.finish(task, ctx, algorithm.begin(task, ctx))
+            self._agreed = done.up, done.metrics
+        return self._agreed
 
     def evaluate(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int
@@ -398,7 +409,6 @@ class Letters:
         self.encoder, self._downs, self._sent, self._forgot = encoder, dict[int, State](), dict[int, int](), set[int]()
         self._digests: dict[int, tuple[torch.Tensor, str]] = {}
         self._first: State | None = None
-        self._agreed: tuple[State, dict[str, torch.Tensor]] | None = None
 
     def forget(self, clients: Iterable[int]) -> None:
         """Send these clients everything."""
@@ -464,7 +474,7 @@ class Letters:
             raise Refused(f"it says {dict(said)}", f"{expected} was asked for")
         if "up" not in content.array_records:
             raise Refused("no arrays")
-        template, metrics = self._agreement(k)
+        template, metrics = self.engine.agreement(self.server, k)
         names = schema(tree.flatten(template))
         tensors = decode(content.array_records["up"], names, self.encoder.short)
         if self.encoder.short:
@@ -480,22 +490,10 @@ class Letters:
         return self._sent[k]
 
     def bytes_up(self, k: int) -> int:
-        return sent_bytes(tree.flatten(self._agreement(k)[0]), self.encoder.short)
+        return sent_bytes(tree.flatten(self.engine.agreement(self.server, k)[0]), self.encoder.short)
 
     def _base(self, k: int) -> Tensors:
         return {path: leaf.cpu() for path, leaf in tree.flatten(self._downs[k]).items()}
-
-    def _agreement(self, k: int) -> tuple[State, dict[str, torch.Tensor]]:
-        """What an upload looks like: that of a client which makes no step."""
-        if self._agreed is None:
-            engine = self.engine
-            client = engine.federation.client(k, self.round, self.rate, self.epochs)
-            task, algorithm = engine.federation.task, engine.algorithm
-            own = algorithm.join(task, self.server, client)
-            ctx = Context(algorithm.send(task, self.server, client), own, client)
-            done = algorithm.finish(task, ctx, algorithm.begin(task, ctx))
-            self._agreed = done.up, done.metrics
-        return self._agreed
 
     def _joining(self, down: State, client: Client) -> Tensors:
         """Those leaves of a client's first state that it cannot work out from what comes down and the seed."""
@@ -681,10 +679,10 @@ class Visit:
         """What came down, with what came once before; nothing, if that is not here."""
         came, layout = self.content.array_records["down"], self.layout
         expected = layout.schema
-        params = self.site.federation.task.init().params
+        parts = self.site.federation.task.parts.items()
+        shapes = {f"{part}.{name}": tuple(p.shape) for part, module in parts for name, p in module.named_parameters()}
         for path, leaf in expected.items():
-            name = path.removeprefix(PARAMS)
-            if path.startswith(PARAMS) and (name not in params or tuple(params[name].shape) != leaf.shape):
+            if path.startswith(PARAMS) and shapes.get(path.removeprefix(PARAMS)) != leaf.shape:
                 raise Refused(f"{path} of {leaf.shape} came down", "this client's network has no such parameter")
         held = self.kept.constant if self.kept else {}
         constant: Tensors = {}

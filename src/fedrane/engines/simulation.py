@@ -43,6 +43,8 @@ from fedrane.federation import Federation, Pool
 from fedrane.task import Model, State
 
 FEDERATION = "federation.pickle"
+PAUSE = 0.01
+"""Seconds between looks for answers, which cost next to nothing here."""
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "FLWR_TELEMETRY_ENABLED": "0"}
 """Nothing is reported to anybody, and Ray does what it will do in future versions, of which it would warn."""
 
@@ -70,10 +72,15 @@ class SimulatedHome:
         federation: Federation = _load(here / FEDERATION)
         algorithm: Algorithm = _load(here / order.stage)
         rows = len(federation.split.train[client])
-        return Site(client, rows, algorithm, federation, Store(where(here, client), context.state, order.key))
+        return Site(client, rows, algorithm, federation, _store(here, client, context.state, order.key))
 
     def conclude(self, site: Site, order: Order, whole: Model | None, personal: Model | None) -> None:
         """The run has the models already."""
+
+
+def _store(folder: Path, client: int, state: RecordDict, key: str) -> Store:
+    """It lasts as long as the simulation: nothing must outlive a power cut."""
+    return Store(where(folder, client), state, key, durable=False)
 
 
 @lru_cache(maxsize=8)
@@ -128,7 +135,10 @@ class Simulation:
     def check(self) -> None:
         """Whether it still runs."""
         if not self._thread.is_alive():
-            raise SimulationError("Flower's simulation has ended", "its log says why", "Go on from the last checkpoint")
+            found = None if self._grids.empty() else self._grids.get()
+            cause = found if isinstance(found, BaseException) else None
+            why = str(cause) if cause else "nothing says why"
+            raise SimulationError("Flower's simulation has ended", why, "Go on from the last checkpoint") from cause
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
@@ -217,7 +227,7 @@ class SharedFolders:
         return own
 
     def _store(self, client: int) -> Store:
-        return Store(where(self.folder, client), RecordDict(), self.key)
+        return _store(self.folder, client, RecordDict(), self.key)
 
 
 def _same(a: State, b: State) -> bool:
@@ -266,7 +276,9 @@ def _session(federation: Federation, simulated: Simulation, short: bool) -> tupl
         if known is federation and grid is simulated and fleet.short == short:
             return fleet, folders
     # Nodes that start slowly are not missing: whatever happens to them, Flower answers for them.
-    fleet = Fleet(simulated.grid, secrets.token_hex(16), short=short, question=math.inf, check=simulated.check)
+    fleet = Fleet(
+        simulated.grid, secrets.token_hex(16), short=short, question=math.inf, pause=PAUSE, check=simulated.check
+    )
     folders = SharedFolders(simulated.scratch / fleet.key, fleet.key, federation.task.device)
     _save(folders.folder / FEDERATION, federation)
     _sessions[:] = [session for session in _sessions if session[1] in _open]  # those of closed simulations are over

@@ -37,10 +37,10 @@ class Kept(NamedTuple):
 class Store:
     """One client's copies in one experiment."""
 
-    def __init__(self, folder: Path, state: RecordDict, key: str) -> None:
+    def __init__(self, folder: Path, state: RecordDict, key: str, durable: bool = True) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", key):
             raise Refused(f"the experiment's key is {key!r}", "it becomes the name of a folder")
-        self.folder, self._state, self._prefix = folder / key, state, f"fedrane.{key}."
+        self.folder, self._state, self._prefix, self._durable = folder / key, state, f"fedrane.{key}.", durable
 
     def admit(self, life: int) -> None:
         """A server that was resumed counts its lives: what an earlier one sent may arrive late, and is refused."""
@@ -64,7 +64,7 @@ class Store:
         copy = Checkpoint(round, State(Model(kept.constant, {}), {}), {0: kept.own})
         with clear_errors(self._path(round)):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write(self._path(round), copy)
+            write(self._path(round), copy, self._durable)
         tensors, said = encode(copy)
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".said"] = ConfigRecord({"fedrane": said["fedrane"]})
