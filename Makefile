@@ -26,7 +26,7 @@ check: $(READY) ## Format, lint and types
 	$(BIN)/mypy
 
 test: check ## Check, then every test and the examples in docstrings
-	$(BIN)/pytest -n 2 --dist loadgroup --ignore tests/deploy
+	$(BIN)/pytest -n 2 --ignore tests/deploy
 	$(BIN)/pytest --doctest-modules src
 
 test-deploy: $(READY) ## A federation with real processes, by the commands of docs/deploy.md (minutes)
