@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,10 @@ class Federation:
     def close(self) -> None:
         for program in reversed(list(self.programs.values())):
             program.stop()
+        for process in Path("/proc").glob("[0-9]*"):  # Flower gives the ServerApp a session of its own
+            with suppress(OSError):
+                if (process / "cwd").readlink() == self.folder:
+                    os.kill(int(process.name), signal.SIGKILL)
 
     # ---- what came of it
 
