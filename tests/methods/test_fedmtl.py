@@ -70,7 +70,7 @@ def test_the_local_gradient_is_that_of_the_joint_penalty() -> None:
         assert float(tree.norm(added)) > 0.1 * float(tree.norm(plain)), "the pull counts"
 
 
-@pytest.mark.parametrize("floor", [1e-3, 0.5, 0.9])
+@pytest.mark.parametrize("floor", [1e-3, 0.5, 0.9, 1.0])
 def test_omega_is_the_best_for_its_models(floor: float) -> None:
     """Trace 1, symmetric, no eigenvalue below floor / N; and no other such matrix has a lower penalty."""
     fed = federation(table(60), [list(range(k, 60, 6)) for k in range(6)])

@@ -111,7 +111,7 @@ def covariance(rows: Tensors, floor: float) -> Tensor:
     # The longest m share by their lengths what the floor leaves of 1; m is the largest that keeps them all above it.
     longest = lengths.flip(0)
     left = 1 - least * torch.arange(population - 1, -1, -1, dtype=gram.dtype, device=device)
-    m = int((left * longest >= least * longest.cumsum(0)).sum())
+    m = max(1, int((left * longest >= least * longest.cumsum(0)).sum()))
     shares = (lengths * left[m - 1] / longest[:m].sum()).clamp(min=least)
     omega: Tensor = (vectors * shares) @ vectors.T
     return omega
