@@ -36,7 +36,7 @@ MOST = 64
 SHARE = 0.5
 """The part of the free memory that a stack may take."""
 FIXED = 12.0
-"""What a step of a stack costs whatever its clients, in steps of one client more; measured on an H200."""
+"""What a step of a stack costs whatever its clients, in steps of one client more; a rough guess."""
 Plan = tuple[NDArray[Any], ...]
 """A client's rows in each of its steps, which of them are live, and the keys of its noise."""
 
