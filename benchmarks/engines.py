@@ -103,11 +103,11 @@ class Watch(Callback):
 
 
 def ours(name: str, rows: Dataset, device: torch.device, method: str, rounds: int, **changes: Any) -> Row:
-    """The median of rounds after the first, which compiles and captures."""
+    """The median of so many rounds after the first, which compiles and captures; of none, the first itself."""
     watch = Watch()
     e = experiment(name, method, device=str(device), rounds=rounds + 1, **changes)
     run(e, dataset=rows, callbacks=[watch])
-    later = watch.rounds[1:]
+    later = watch.rounds[1:] or watch.rounds
     middle = sorted(later, key=lambda r: r["seconds"])[len(later) // 2]
     start = watch.rounds[0]["seconds"] - middle["seconds"]
     found = {"samples_per_second": middle["samples_per_second"], "seconds": middle["seconds"], "start": start}

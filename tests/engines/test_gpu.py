@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 import fedrane
 from asserts import same_bytes
 from fedrane import conformance, tree
 from fedrane.data.dataset import Dataset
+from fedrane.federation import Normaliser
 from fedrane.methods import METHODS
-from fedrane.models import kernels_available
-from fedrane.run import Result
+from fedrane.models.stacked import AsProducts, convolve, kernels_available, normalise
+from fedrane.run import Result, make_task
+from fedrane.task import Batch, Model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -42,6 +47,131 @@ def gaps(a: Result, b: Result) -> list[float]:
     assert x.keys() == y.keys()
     floats = [name for name in x if x[name].is_floating_point() and x[name].numel()]
     return sorted(float((x[n] - y[n]).abs().max() / x[n].abs().max().clamp(min=1e-3)) for n in floats)
+
+
+Slopes = tuple[Tensor, ...]
+
+
+def slopes_of(layer: Callable[..., Tensor], weights: Tensor, *inputs: Tensor) -> Slopes:
+    """What a layer gives, and the slopes of a weighted sum of it by each input; for each client of a stack."""
+
+    def one(weights: Tensor, *inputs: Tensor) -> Slopes:
+        slopes, y = torch.func.grad(
+            lambda *inputs: (lambda y: ((y.to(weights.dtype) * weights).sum(), y))(layer(*inputs)),
+            argnums=tuple(range(len(inputs))),
+            has_aux=True,
+        )(*inputs)
+        return (y, *slopes)
+
+    return torch.vmap(one)(weights, *inputs)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, device="cuda")
+
+
+def errors(found: Slopes, true: Slopes) -> list[float]:
+    """The largest error in each tensor, beside the usual size of its numbers."""
+    return [float((a.double() - b).abs().max() / b.square().mean().sqrt()) for a, b in zip(found, true, strict=True)]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("side", "channels", "outputs", "taps", "stride", "padding"),
+    [
+        (28, 1, 16, 5, 1, 0),  # the ConvNet's
+        (12, 16, 32, 5, 1, 0),
+        (32, 3, 64, 7, 2, 3),  # ResNet-18's
+        (8, 64, 64, 3, 1, 1),
+        (8, 64, 128, 3, 2, 1),
+        (8, 64, 128, 1, 2, 0),
+        (4, 128, 128, 3, 1, 1),
+        (2, 256, 512, 3, 2, 1),
+        (1, 512, 512, 3, 1, 1),
+        (7, 5, 9, 3, 2, 1),  # nothing a multiple of a block
+    ],
+)
+def test_a_convolution_by_the_kernels_is_exact_to_rounding(
+    side: int, channels: int, outputs: int, taps: int, stride: int, padding: int, biased: bool
+) -> None:
+    torch.manual_seed(0)
+    inputs = [noise(3, 37, channels, side, side), noise(3, outputs, channels, taps, taps)]
+    inputs += [noise(3, outputs)] if biased else []
+    after = (side + 2 * padding - taps) // stride + 1
+    weights = noise(3, 37, outputs, after, after)
+
+    def true(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(x, weight, bias, stride, padding)
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return convolve(x, weight, bias, stride, padding)
+
+    exact = slopes_of(true, weights, *inputs)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    wide = slopes_of(ours, weights.float(), *(v.float() for v in inputs))
+    assert max(errors(wide, exact)) < 1e-4  # TF32 would give some 1e-3
+    x, *rest = (v.float() for v in inputs)  # parameters stay float32, also beside a bf16 map
+    narrow = slopes_of(ours, weights.float(), x.bfloat16(), *rest)
+    assert max(errors(narrow, exact)) < 0.1
+
+
+@pytest.mark.parametrize(("side", "channels"), [(8, 64), (1, 512), (5, 7)])
+def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: int) -> None:
+    torch.manual_seed(0)
+    x = 3 + 2 * noise(3, 37, channels, side, side)
+    live = torch.arange(37, device="cuda") < torch.tensor([[37], [20], [9]], device="cuda")
+    weights = noise(3, 37, channels, side, side) * live[:, :, None, None, None]
+    old, inputs = noise(3, 2, channels).abs(), (x, noise(3, channels), noise(3, channels))
+
+    def ours(live: Tensor, old: Tensor) -> Callable[..., Tensor]:
+        return lambda x, weight, bias: normalise(x, live, weight, bias, old, 1e-5, 0.1)[0]
+
+    def all_of(kind: torch.dtype) -> list[Slopes]:
+        return [
+            slopes_of(
+                ours(live[k], old[k].to(kind)), weights[k : k + 1].to(kind), *(v[k : k + 1].to(kind) for v in inputs)
+            )
+            for k in range(3)
+        ]
+
+    for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), live, strict=True):
+        found, true = ((y[:, alive], *rest) for y, *rest in (found, true))
+        assert max(errors(found, true)) < 1e-3
+
+
+@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+def test_a_networks_slopes_are_as_exact_as_the_librarys_own(model: str) -> None:
+    """Against float64: what float32 loses on the way through the network, both lose."""
+    rows, method = images(1 if model == "convnet" else 3, 28 if model == "convnet" else 32), METHODS["fedavg"].kind()
+    lost = {}
+    for how, precision in (("true", "float64"), ("library", "float32"), ("kernels", "float32")):
+        task = make_task(
+            fedrane.Experiment(model=model, precision=precision, device="cuda"), rows.shape, len(rows.classes), None
+        )
+        start = task.init()
+        x = Normaliser.of(rows, task.dtype, task.device)(torch.from_numpy(rows.x[:128]).cuda())
+        y, live = torch.from_numpy(rows.y[:128]).cuda(), torch.ones(128, dtype=torch.bool, device="cuda")
+        batch = Batch(x, y, live, torch.tensor(0, device="cuda"), full=how != "kernels")
+
+        def loss(params: tree.Tensors, task: Any = task, start: Any = start, batch: Batch = batch) -> Tensor:
+            found: Tensor = method.objective(task, None, Model(params, start.stats), batch)[0]  # type: ignore[arg-type]
+            return found
+
+        if how == "kernels":
+            with AsProducts():
+                slopes = torch.vmap(lambda params: torch.func.grad(loss)(params))(tree.stack([start.params] * 2))
+            slopes = {name: value[1] for name, value in slopes.items()}
+        else:
+            slopes = torch.func.grad(loss)(start.params)
+        lost[how] = {name: value.double() for name, value in slopes.items()}
+    true = lost.pop("true")
+    library, kernels = (
+        sorted(float((found[n] - true[n]).norm() / true[n].norm()) for n in true) for found in lost.values()
+    )
+    print(f"{model}: lost in float32, library {library[len(library) // 2]:.1e}, worst {library[-1]:.1e}; "
+          f"kernels {kernels[len(kernels) // 2]:.1e}, worst {kernels[-1]:.1e}")  # fmt: skip
+    assert kernels[len(kernels) // 2] < 4 * library[len(library) // 2] + 1e-6
+    assert kernels[-1] < 4 * library[-1] + 1e-6
 
 
 @pytest.mark.parametrize("name", METHODS)

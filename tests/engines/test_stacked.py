@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -103,10 +104,18 @@ def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     close(conformance.states(whole), conformance.states(waves), 1e-12)
 
 
-@pytest.mark.parametrize("steps", [[10] * 8, [100, 10, 10, 10], [7], [50, 50, 1, 1]])
-def test_the_longest_clients_go_beside_the_others_where_both_then_end_sooner(steps: list[int]) -> None:
-    def end(cut: int) -> float:
-        return max(stacked.FIXED * max(part, default=0) + sum(part) for part in (steps[:cut], steps[cut:]))
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("steps", [[10] * 8, [100, 10, 10, 10], [7], [50, 50, 1, 1], [9, 8, 7, 3, 2, 1, 0]])
+def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(steps: list[int], most: int) -> None:
+    def end(cuts: tuple[int, ...]) -> float:
+        parts = [steps[a:b] for a, b in pairwise((0, *cuts, len(steps)))]
+        return max(stacked.FIXED * part[0] + sum(part) for part in parts)
 
-    assert end(stacked.best_cut(steps)) == min(end(cut) for cut in range(len(steps) // 2 + 1))
-    assert stacked.best_cut([100, 10, 10, 10]) == 1
+    found = stacked.in_lanes(steps, most)
+    assert [k for piece in found for k in range(len(steps))[piece]] == list(range(len(steps)))
+    every = (cuts for n in range(most) for cuts in combinations(range(1, len(steps)), n))
+    assert end(tuple(piece.start for piece in found[1:])) == min(map(end, every))
+
+
+def test_one_long_client_has_a_lane_of_its_own() -> None:
+    assert stacked.in_lanes([100, 10, 10, 10], 2) == [slice(0, 1), slice(1, 4)]

@@ -13,6 +13,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from itertools import accumulate, pairwise
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ MOST = 64
 """Clients in a stack: more of them add little speed."""
 SHARE = 0.5
 """The part of the free memory that a stack may take."""
+LANES = 2
+"""Stacks at work at a time on a GPU: while one waits, another computes."""
 FIXED = 12.0
 """What a step of a stack costs whatever its clients, in steps of one client more; a rough guess."""
 Plan = tuple[NDArray[Any], ...]
@@ -313,8 +317,7 @@ class Stacked:
     def _wave(self, contexts: list[Context], plans: list[Plan]) -> list[Done]:
         """Train these clients, longest first: the longest few beside the others, lest they end alone."""
         steps = [len(plan[0]) for plan in plans]
-        cut = best_cut(steps) if self.device.type == "cuda" else 0
-        pieces = [piece for piece in (slice(0, cut), slice(cut, len(steps))) if steps[piece]]
+        pieces = in_lanes(steps, LANES if self.device.type == "cuda" else 1)
         lanes, runs = [], []
         for number, piece in enumerate(pieces):
             n = len(steps[piece])
@@ -443,14 +446,23 @@ def _columns(client: Client) -> dict[str, Any]:
     return {name: value for name, value in client._asdict().items() if name != "population"}
 
 
-def best_cut(steps: list[int]) -> int:
-    """How many of the longest clients go beside the others in a lane of their own, so that both end soonest."""
+def in_lanes(steps: list[int], most: int) -> list[slice]:
+    """Clients, longest first, in at most so many lanes side by side, such that all have ended soonest."""
+    before = [0, *accumulate(steps)]
 
-    def cost(steps: list[int]) -> float:
-        return FIXED * max(steps, default=0) + sum(steps)
+    @cache
+    def best(begin: int, lanes: int) -> tuple[float, tuple[int, ...]]:
+        def cost(end: int) -> float:
+            return FIXED * steps[begin] + before[end] - before[begin]
 
-    ends = [max(cost(steps[:cut]), cost(steps[cut:])) for cut in range(len(steps) // 2 + 1)]
-    return ends.index(min(ends))
+        options: list[tuple[float, tuple[int, ...]]] = [(cost(len(steps)), (len(steps),))]
+        if lanes > 1:
+            for cut in range(begin + 1, len(steps)):
+                rest, cuts = best(cut, lanes - 1)
+                options.append((max(cost(cut), rest), (cut, *cuts)))
+        return min(options)
+
+    return [slice(*ends) for ends in pairwise((0, *best(0, most)[1]))]
 
 
 def _together(runs: list[Iterator[float]]) -> None:
