@@ -18,6 +18,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.federation import Normaliser
 from fedrane.methods import METHODS
 from fedrane.models.stacked import AsProducts, convolve, kernels_available, normalise
+from fedrane.ops import graph
 from fedrane.run import Result, make_task
 from fedrane.task import Batch, Model
 
@@ -137,6 +138,25 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
     for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), live, strict=True):
         found, true = ((y[:, alive], *rest) for y, *rest in (found, true))
         assert max(errors(found, true)) < 1e-3
+
+
+@pytest.mark.parametrize("form", graph.FORMS)
+@pytest.mark.parametrize(("rows", "width"), [(20, 8), (31, 16), (128, 64), (128, 512)])
+def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(rows: int, width: int, form: str) -> None:
+    torch.manual_seed(0)
+    centres = noise(3, 4, width)[:, torch.arange(rows, device="cuda") % 4]
+    features, live = centres + noise(3, rows, width), torch.ones(3, rows, dtype=torch.bool, device="cuda")
+    live[1, rows // 2 :] = False
+    true = graph.relations(features, live, 0.1, 5, form)
+    products = graph.relations(features.float(), live, 0.1, 5, form)
+    found = torch.vmap(lambda z, live: graph.relations(z, live, 0.1, 5, form, differentiable=False))(
+        features.float(), live
+    )
+    by_products, by_kernels = (
+        float((r.weights - true.weights).norm() / true.weights.norm()) for r in (products, found)
+    )
+    assert by_kernels < 2 * by_products + 1e-5
+    assert torch.allclose(found.change.double(), true.change, atol=1e-3)
 
 
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])

@@ -110,7 +110,8 @@ class FedRANE(Algorithm):
 
     def _augment(self, net: Net, z: Tensor, live: Tensor) -> tuple[Tensor, graph.Relations]:
         source = z if self.graph_gradient else z.detach()
-        relations = graph.relations(source, live, self.relation, self.alternations, self.closed_form)
+        how = (self.relation, self.alternations, self.closed_form)
+        relations = graph.relations(source, live, *how, differentiable=self.graph_gradient)
         return self._place(net.part("relate", z, relations.adjacency, live)), relations
 
     def _scores(self, net: Net, z: Tensor) -> Tensor:

@@ -90,9 +90,8 @@ class _OfStack(Function):
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
 
 
-def _of_stack(function: Callable[..., Tensor], *values: Any) -> Tensor:
-    out: Tensor = _OfStack.apply(function, *values)  # type: ignore[no-untyped-call]
-    return out
+def of_stack(function: Callable[..., Any], *values: Any) -> Any:
+    return _OfStack.apply(function, *values)  # type: ignore[no-untyped-call]
 
 
 class _Convolve(Function):
@@ -103,9 +102,9 @@ class _Convolve(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Tensor]:
         rows, columns = _sides(x, weight, stride, padding)
-        if kernels := _kernels(x):
+        if kernels := kernels_for(x):
             live = (rows.low, rows.taps, columns.low, columns.taps)
-            return _of_stack(kernels.convolve, x, weight, bias, live, stride, padding), x.new_empty(0)
+            return of_stack(kernels.convolve, x, weight, bias, live, stride, padding), x.new_empty(0)
         patches = _patches(x, rows, columns, stride)
         y = patches @ _matrix(weight, rows, columns).to(x.dtype)
         return y if bias is None else y + bias.to(x.dtype), patches
@@ -121,11 +120,11 @@ class _Convolve(Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
         slope, (x, weight, patches) = slopes[0], ctx.saved_tensors
         rows, columns = _sides(x, weight, ctx.stride, ctx.padding)
-        if kernels := _kernels(x):
+        if kernels := kernels_for(x):
             live = (rows.low, rows.taps, columns.low, columns.taps)
             how = (live, ctx.stride, ctx.padding)
-            by_weight, by_bias = _OfStack.apply(kernels.by_weight, x, slope, weight, ctx.biased, *how)  # type: ignore[no-untyped-call]
-            by_x = _of_stack(kernels.by_input, slope, weight, x, *how) if ctx.needs_input_grad[0] else None
+            by_weight, by_bias = of_stack(kernels.by_weight, x, slope, weight, ctx.biased, *how)
+            by_x = of_stack(kernels.by_input, slope, weight, x, *how) if ctx.needs_input_grad[0] else None
         else:
             by_weight, by_bias = (
                 _weight_slope(patches, slope, weight, rows, columns),
@@ -163,14 +162,14 @@ def _matrix(weight: Tensor, rows: _Side, columns: _Side) -> Tensor:
     return live.reshape(weight.shape[0], -1).mT
 
 
-def _kernels(x: Tensor) -> ModuleType | None:
+def kernels_for(x: Tensor, module: str = "fedrane.models.kernels") -> ModuleType | None:
     """Those for a GPU, where there are any for numbers of this kind."""
-    return _load_kernels() if x.is_cuda and x.dtype != torch.float64 else None
+    return _load_kernels(module) if x.is_cuda and x.dtype != torch.float64 else None
 
 
 @cache
-def _load_kernels() -> ModuleType | None:
-    return import_module("fedrane.models.kernels") if kernels_available() else None
+def _load_kernels(module: str) -> ModuleType | None:
+    return import_module(module) if kernels_available() else None
 
 
 def kernels_available() -> bool:
@@ -198,9 +197,9 @@ class _Normalise(Function):
     def forward(
         x: Tensor, live: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
     ) -> tuple[Tensor, Tensor]:
-        if kernels := _kernels(x):
-            facts = _of_stack(kernels.statistics, x, live, weight, bias, old, eps, momentum)
-            return _of_stack(kernels.scale, x, None, live, facts), facts
+        if kernels := kernels_for(x):
+            facts = of_stack(kernels.statistics, x, live, weight, bias, old, eps, momentum)
+            return of_stack(kernels.scale, x, None, live, facts), facts
         count = live.sum() * x.shape[1:-1].numel()
         some, dims, mask = count.clamp(min=1), tuple(range(x.dim() - 1)), _rows(live, x)
         wide = x.to(weight.dtype)
@@ -223,9 +222,9 @@ class _Normalise(Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         slope, (x, live, weight, facts) = slopes[0], ctx.saved_tensors
         mean, inverse = facts[2], facts[3]
-        if kernels := _kernels(x):
-            found = _of_stack(kernels.slopes, slope, x, live, weight, mean, inverse)
-            by_x = _of_stack(kernels.scale, slope, x, live, found)
+        if kernels := kernels_for(x):
+            found = of_stack(kernels.slopes, slope, x, live, weight, mean, inverse)
+            by_x = of_stack(kernels.scale, slope, x, live, found)
             return by_x, None, found[0], found[1], None, None, None
         some = (live.sum() * x.shape[1:-1].numel()).clamp(min=1)
         dims, mask, scale = tuple(range(x.dim() - 1)), _rows(live, x), weight * inverse
@@ -255,8 +254,8 @@ class _Pool(Function):
 
     @staticmethod
     def forward(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-        kernels = _load_kernels()
-        y, which = _OfStack.apply(kernels.pool, x, size, stride, padding)  # type: ignore[union-attr,no-untyped-call]
+        kernels = kernels_for(x)
+        y, which = of_stack(kernels.pool, x, size, stride, padding)  # type: ignore[union-attr]
         return y, which
 
     @staticmethod
@@ -268,7 +267,7 @@ class _Pool(Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, which = ctx.saved_tensors
-        return _of_stack(_load_kernels().unpool, slopes[0], which, x, *ctx.how), None, None, None  # type: ignore[union-attr]
+        return of_stack(kernels_for(x).unpool, slopes[0], which, x, *ctx.how), None, None, None  # type: ignore[union-attr]
 
 
 _active: ContextVar[bool] = ContextVar("as products", default=False)
@@ -358,7 +357,7 @@ def _window(
     stride = kernel_size if stride is None else stride
     sizes = [set(v) if isinstance(v, (tuple, list)) else {v} for v in (kernel_size, stride, padding, dilation)]
     plain = input.dim() == 4 and sizes[3] == {1} and not ceil_mode and not return_indices
-    if not plain or any(len(v) != 1 for v in sizes) or not _kernels(input):
+    if not plain or any(len(v) != 1 for v in sizes) or not kernels_for(input):
         return None
     size, step, border = (v.pop() for v in sizes[:3])
     return input, size, step, border

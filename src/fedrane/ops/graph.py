@@ -22,8 +22,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedrane.models.stacked import kernels_for, of_stack
+
 FLOOR = 1e-3
 """ε, the floor under the eigenvalues of BBᵀ: keeps Φ finite, and float32 safe."""
+LOWEST = 2e-3
+"""The least root of an eigenvalue of BBᵀ + εI, beside the root of its Frobenius norm: enough for FLOOR beside the
+graphs of batches of up to hundreds."""
+LARGEST = 128
+"""Rows of a graph that the kernels for a GPU can hold."""
 TINY = 1e-12
 
 
@@ -68,13 +75,14 @@ def relations(
     closed_form: str = "exact",
     floor: float = FLOOR,
     tolerance: float = 1e-4,
+    differentiable: bool = True,
 ) -> Relations:
     """Mine the relations of ``features`` (…, rows, width), of which ``live`` (…, rows) count.
 
     A graph whose B changes by less than ``tolerance`` is left as it is from then on.
     """
     with _all_digits():
-        return _relations(features, live, strength, alternations, closed_form, floor, tolerance)
+        return _relations(features, live, strength, alternations, closed_form, floor, tolerance, differentiable)
 
 
 @contextmanager
@@ -96,11 +104,32 @@ def _relations(
     closed_form: str,
     floor: float,
     tolerance: float,
+    differentiable: bool,
 ) -> Relations:
     correlation = pearson(features, live)
-    pairs = (live[..., :, None] & live[..., None, :]).to(correlation.dtype)
-    eye = torch.eye(correlation.shape[-1], dtype=correlation.dtype, device=correlation.device)
     square = correlation.mT @ correlation
+    kernels = kernels_for(square, "fedrane.ops.kernels") if square.shape[-1] <= LARGEST and not differentiable else None
+    if kernels:
+        how = (strength, alternations, closed_form == "exact", floor, tolerance, LOWEST)
+        weights, change = of_stack(kernels.relate, square, live, *how)
+    else:
+        weights, change = _alternate(square, live, strength, alternations, closed_form, floor, tolerance)
+    size = weights.abs()
+    return Relations((size + size.mT) / 2, weights, change)
+
+
+def _alternate(
+    square: Tensor,
+    live: Tensor,
+    strength: float,
+    alternations: int,
+    closed_form: str,
+    floor: float,
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    """B given PᵀP, and how much it changed in the last alternation."""
+    pairs = (live[..., :, None] & live[..., None, :]).to(square.dtype)
+    eye = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     penalty = (2 * strength) * eye.expand_as(square)
     weights = torch.zeros_like(square)
     change = torch.ones_like(square[..., 0, 0])
@@ -113,8 +142,7 @@ def _relations(
         change = torch.where(settled, change, moved)
         weights = torch.where(settled[..., None, None], weights, found)
         settled = settled | (moved < tolerance)
-    size = weights.abs()
-    return Relations((size + size.mT) / 2, weights, change)
+    return weights, change
 
 
 def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_form: str) -> Tensor:
@@ -132,13 +160,12 @@ def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_fo
     return -(spread + inverse * gamma[..., None, :]) * (1 - eye)
 
 
-def inverse_root(matrix: Tensor, live: Tensor, lowest: float = 2e-3) -> Tensor:
+def inverse_root(matrix: Tensor, live: Tensor, lowest: float = LOWEST) -> Tensor:
     """(…)^(-1/2) of a symmetric positive matrix by coupled Newton–Schulz iterations: products alone, no ``eigh``.
 
     Each iteration is scaled for the interval in which the roots of the eigenvalues still lie, which takes half as many
-    of them; ``lowest`` is the least of these, beside the root of the Frobenius norm. The default is enough for FLOOR
-    beside the graphs of batches of up to hundreds. Rows that are not live stand apart; they are given the largest
-    eigenvalue, so that they cost no iteration.
+    of them; ``lowest`` is the least of these, beside the root of the Frobenius norm. Rows that are not live stand
+    apart; they are given the largest eigenvalue, so that they cost no iteration.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
     both = live[..., :, None] & live[..., None, :]
