@@ -18,18 +18,20 @@ from torch import Tensor
 
 
 @triton.jit
-def _inverted(a, row, size):
+def _inverted(a, row, scratch, size, P: tl.constexpr):
     """Of a symmetric positive matrix with no number above 1 on its diagonal; what is beyond ``size`` stays as it is.
 
     Step k turns a into a − vvᵀ / p, where v is its row k less the unit vector and p its entry (k, k). That is the
-    elimination in place but for 2 at (k, k), which nothing reads again; and as p ≤ 1, nothing is lost in v.
+    elimination in place but for 2 at (k, k), which nothing reads again; and as p ≤ 1, nothing is lost in v. The row
+    goes to its readers through memory, at two places in turn, so that one barrier a step is enough.
     """
     for k in range(size):
         here = row == k
-        line = tl.sum(a * tl.where(here, 1.0, 0.0)[:, None], 0)
-        over = 1.0 / tl.sum(tl.where(here, line, 0.0), 0)
-        line -= tl.where(here, 1.0, 0.0)
-        a -= (line * over)[:, None] * line[None, :]
+        place = scratch + k % 2 * P
+        tl.store(place + row[None, :] + tl.zeros((P, 1), tl.int32), a, mask=here[:, None] & (row >= 0)[None, :])
+        tl.debug_barrier()
+        line = tl.load(place + row) - tl.where(here, 1.0, 0.0)
+        a -= (line / tl.load(place + k))[:, None] * line[None, :]
     return tl.where((row[:, None] == row[None, :]) & (row < size)[None, :], 2.0, 0.0) - a
 
 
@@ -41,7 +43,7 @@ def _apart(a, alive, row):
 
 
 @triton.jit
-def _roots(product, live, shifts, shares, out, floor, size, P: tl.constexpr):
+def _roots(product, live, shifts, shares, out, scratch, floor, size, P: tl.constexpr):
     """One term of (BBᵀ + floor I)^(-1/2), given BBᵀ."""
     row = tl.arange(0, P)
     at = row[:, None] * size + row[None, :]
@@ -54,12 +56,14 @@ def _roots(product, live, shifts, shares, out, floor, size, P: tl.constexpr):
     norm = tl.maximum(tl.sqrt_rn(tl.sum(tl.sum(inner * inner, 1), 0)), 1e-12)
     shift = tl.load(shifts + term)
     a = (_apart(inner / norm, alive, row) + tl.where(same, shift, 0.0)) / (1.0 + shift)
-    found = _inverted(a, row, size) * (tl.load(shares + term) / (tl.sqrt_rn(norm) * (1.0 + shift)))
-    tl.store(out + (s * tl.num_programs(1) + term) * size * size + at, found, mask=inside)
+    which = s * tl.num_programs(1) + term
+    found = _inverted(a, row, scratch + which * 2 * P, size, P)
+    found *= tl.load(shares + term) / (tl.sqrt_rn(norm) * (1.0 + shift))
+    tl.store(out + which * size * size + at, found, mask=inside)
 
 
 @triton.jit
-def _inverse(square, roots, terms, live, penalty, out, strength, tiny, size, P: tl.constexpr):
+def _inverse(square, roots, terms, live, penalty, out, scratch, strength, tiny, size, P: tl.constexpr):
     """S = 2 · strength · Φ and (PᵀP + S)⁻¹, given PᵀP and the terms of Φ (none of them: Φ is I)."""
     row = tl.arange(0, P)
     at = row[:, None] * size + row[None, :]
@@ -77,7 +81,7 @@ def _inverse(square, roots, terms, live, penalty, out, strength, tiny, size, P: 
     more = tiny * tl.sum(diagonal, 0)
     most = tl.max(diagonal, 0) + more
     whole = _apart((whole + tl.where(same, more, 0.0)) / most, alive, row)
-    tl.store(out + s * size * size + at, _inverted(whole, row, size) / most, mask=inside)
+    tl.store(out + s * size * size + at, _inverted(whole, row, scratch + s * 2 * P, size, P) / most, mask=inside)
 
 
 @triton.jit
@@ -122,17 +126,19 @@ def relate(
     """B, and the change in the last alternation, for PᵀP (…, n, n); ``lowest`` as in ``graph.inverse_root``."""
     shape, size = square.shape, square.shape[-1]
     square, live = square.reshape(-1, size, size).contiguous(), live.reshape(-1, size).contiguous()
-    many, kind = len(square), {"P": max(16, triton.next_power_of_2(size)), "num_warps": 8}
+    many, side = len(square), max(16, triton.next_power_of_2(size))
+    kind = {"P": side, "num_warps": 4}  # with more of them the barriers cost more than is won
     weights, penalty, inverse = torch.zeros_like(square), torch.empty_like(square), torch.empty_like(square)
     change, settled = square.new_ones(many), torch.zeros(many, dtype=torch.int32, device=square.device)
     shifts, shares = _poles(lowest**2, square.device)
     roots, tiny = square.new_empty(many, len(shifts), size, size), torch.finfo(square.dtype).eps
+    scratch = square.new_empty(many, len(shifts), 2, side)
     for number in range(alternations):
         if number:
             product = torch.bmm(weights, weights.mT)
-            _roots[(many, len(shifts))](product, live, shifts, shares, roots, floor, size, **kind)
+            _roots[(many, len(shifts))](product, live, shifts, shares, roots, scratch, floor, size, **kind)
         terms = len(shifts) if number else 0
-        _inverse[(many,)](square, roots, terms, live, penalty, inverse, strength, tiny, size, **kind)
+        _inverse[(many,)](square, roots, terms, live, penalty, inverse, scratch, strength, tiny, size, **kind)
         spread = torch.bmm(inverse, penalty) if exact else inverse
         _weigh[(many,)](inverse, spread, live, weights, change, settled, tolerance, size, EXACT=exact, **kind)
     return weights.reshape(shape), change.reshape(shape[:-2])
