@@ -56,6 +56,7 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
 
 from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the types above
 from fedrane.engines.stacked import Stacked  # noqa: E402
+from fedrane.engines.threaded import Threaded  # noqa: E402
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
@@ -67,4 +68,5 @@ ENGINES: dict[str, Callable[[Algorithm, Federation], Engine]] = {
     "auto": automatic,
     "sequential": Sequential,
     "stacked": Stacked,
+    "threaded": Threaded,
 }

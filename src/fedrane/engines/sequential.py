@@ -6,8 +6,9 @@ mask them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done
+from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines import Predicted, Trained
 from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
 
+T = TypeVar("T")
 CHUNK = 1024
 """Rows answered at a time, where answers do not depend on it."""
 
@@ -31,23 +33,27 @@ class Sequential:
     def train(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
-        ids, done, rows, down = [], [], 0, 0
-        for k in sorted(clients):
-            client = self.federation.client(k, round, rate, epochs)
-            ctx = self.context(server, owns.get(k), client)
-            ids.append(client)
-            done.append(self.train_client(ctx, k, round, epochs))
-            rows += epochs * len(self.federation.split.train[k])
-            down += self.arriving(ctx.down, first=k not in owns)
+        def one(engine: Sequential, k: int) -> tuple[Client, Done, int]:
+            client = engine.federation.client(k, round, rate, epochs)
+            ctx = engine.context(server, owns.get(k), client)
+            return client, engine.train_client(ctx, k, round, epochs), engine.arriving(ctx.down, first=k not in owns)
+
+        clients = sorted(clients)
+        sizes = [len(self.federation.split.train[k]) for k in clients]
+        cohort, done, down = zip(*self.each(one, clients, sizes), strict=True)
         return Trained(
             ups=tree.stack([d.up for d in done]),
-            cohort=stack_clients(ids),
-            owns={k: d.own for k, d in zip(sorted(clients), done, strict=True)},
+            cohort=stack_clients(cohort),
+            owns={k: d.own for k, d in zip(clients, done, strict=True)},
             metrics={name: [float(d.metrics[name]) for d in done] for name in done[0].metrics},
-            rows=rows,
-            bytes_down=down,
+            rows=epochs * sum(sizes),
+            bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
         )
+
+    def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
+        """The same work for each item; ``sizes`` say how long it takes beside the others."""
+        return [work(self, item) for item in items]
 
     def context(self, server: State, own: State | None, client: Client) -> Context:
         task, algorithm = self.federation.task, self.algorithm
@@ -57,12 +63,15 @@ class Sequential:
     def train_client(self, ctx: Context, k: int, round: int, epochs: int) -> Done:
         task, algorithm = self.federation.task, self.algorithm
         with naming("begin", k, round):
-            work = algorithm.begin(task, ctx)
+            work = self.begin(ctx)
         for number, batch in enumerate(self.batches(k, round, epochs)):
             with naming(f"step {number}", k, round):
                 work = algorithm.step(task, ctx, work, batch)
         with naming("finish", k, round):
             return algorithm.finish(task, ctx, work)
+
+    def begin(self, ctx: Context) -> Work:
+        return self.algorithm.begin(self.federation.task, ctx)
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         federation = self.federation
@@ -91,7 +100,9 @@ class Sequential:
         return Predicted(torch.cat(labels).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
 
     def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
+        return self.each(
+            lambda engine, k: engine.predict(models[k], pool, rows[k]), range(len(models)), [len(r) for r in rows]
+        )
 
     def arriving(self, down: State, first: bool) -> int:
         """The bytes that must really be sent: a parameter that never changes at the server goes to a client once."""
@@ -101,7 +112,7 @@ class Sequential:
         return tree.nbytes(down)
 
 
-def stack_clients(clients: list[Client]) -> Client:
+def stack_clients(clients: Sequence[Client]) -> Client:
     """A cohort as the server sees it: without its clients' labels."""
     columns = {
         name: torch.stack([getattr(client, name) for client in clients])
