@@ -33,7 +33,12 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 
 
 def network(name: str, rows: Dataset, device: torch.device) -> nn.Module:
+    """As it is usually written: pools after their ReLU."""
     body, head = build(MODELS[name], rows.shape, len(rows.classes))
+    if MODELS[name] == "convnet":
+        layers = dict(body.named_children())
+        names = ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "embed")
+        body = nn.Sequential(*(layers[layer] for layer in names))
     return nn.Sequential(body, head).to(device)
 
 

@@ -7,7 +7,7 @@ compute, where two clients on one thread each do not. The hooks and their order 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Work
 from fedrane.engines.sequential import Sequential
 from fedrane.federation import Federation
-from fedrane.task import Context
+from fedrane.task import Batch, Context
 
 T = TypeVar("T")
 
@@ -61,6 +61,10 @@ class _Worker(Sequential):
     def begin(self, ctx: Context) -> Work:
         return tree.map(_channels_last, super().begin(ctx))
 
+    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
+        for batch in super().batches(k, round, epochs):
+            yield batch._replace(x=_channels_last(batch.x))
+
 
 def _one_thread() -> None:
     torch.zeros(1).add_(1)  # a thread takes the process's number of threads when it first computes, so not after this
@@ -68,4 +72,10 @@ def _one_thread() -> None:
 
 
 def _channels_last(value: Tensor) -> Tensor:
-    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+    """As the library's fast paths want an image or a convolution's weight to lie; one of a single channel, which lies
+    both ways at once, must say so by its strides."""
+    if value.dim() != 4:
+        return value
+    _, channels, height, width = value.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return value.contiguous(memory_format=torch.channels_last).as_strided(value.shape, strides)

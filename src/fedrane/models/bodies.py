@@ -36,16 +36,10 @@ def convnet(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         raise ConfigError(f"convnet cannot take images of side {side}", "two pools leave nothing", "Use model=mlp")
     height, width = (((s + 2 * padding - 4) // 2 + 2 * padding - 4) // 2 for s in shape[1:])
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv1"], layers["relu1"], layers["pool1"] = (
-        nn.Conv2d(channels, 16, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-    )
-    layers["conv2"], layers["relu2"], layers["pool2"] = (
-        nn.Conv2d(16, 32, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-    )
+    # The larger of two is the same before and after a ReLU, which has a quarter of the work after the pool.
+    for number, (inputs, outputs) in enumerate([(channels, 16), (16, 32)], 1):
+        layers[f"conv{number}"] = nn.Conv2d(inputs, outputs, 5, padding=padding)
+        layers[f"pool{number}"], layers[f"relu{number}"] = nn.MaxPool2d(2), nn.ReLU()
     layers["flatten"], layers["embed"] = nn.Flatten(), nn.Linear(32 * height * width, 64)
     return nn.Sequential(layers), 64
 
@@ -109,7 +103,7 @@ class ResNet18(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.bn(self.conv(x))))
+        x = F.relu(self.pool(self.bn(self.conv(x))))  # as in the ConvNet
         return torch.flatten(F.adaptive_avg_pool2d(self.stages(x), 1), 1)
 
 
