@@ -23,6 +23,7 @@ from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.flower_cli import flower_app
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 app.command("reproduce")(reproduce_command)
 app.command("tune")(tune_command)
 

@@ -106,6 +106,12 @@ class Models:
     def personal(self, client: int) -> Predictor:
         """The model of one client; one that never took part answers with what it would start from."""
         self._require(PERSONAL)
+        if self.experiment.engine == "flower-remote":
+            raise ConfigError(
+                "the personal models are not here",
+                "they are with their clients",
+                "There: fedrane flower predict FOLDER",
+            )
         if not 0 <= client < self.population:
             raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
         who = one_of(describe(self.task, [client], self.labels, self.round), 0)

@@ -38,7 +38,7 @@ class Sequential:
             ids.append(client)
             done.append(self.train_client(ctx, k, round, epochs))
             rows += epochs * len(self.federation.split.train[k])
-            down += self.arriving(ctx.down, first=k not in owns)
+            down += tree.nbytes(self.arriving(ctx.down, first=k not in owns))
         return Trained(
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(ids),
@@ -93,12 +93,12 @@ class Sequential:
     def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
 
-    def arriving(self, down: State, first: bool) -> int:
-        """The bytes that must really be sent: a parameter that never changes at the server goes to a client once."""
-        if not first:
-            changed = tree.pick(down.model.params, self.algorithm.changes)
-            down = State(Model(changed, down.model.stats), down.extra)
-        return tree.nbytes(down)
+    def arriving(self, down: State, first: bool) -> State:
+        """What must really be sent: a parameter that never changes at the server goes to a client once."""
+        if first:
+            return down
+        changed = tree.pick(down.model.params, self.algorithm.changes)
+        return State(Model(changed, down.model.stats), down.extra)
 
 
 def stack_clients(clients: list[Client]) -> Client:
