@@ -13,10 +13,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedrane import Experiment
+from asserts import untimed
+from fedrane import Experiment, Result, tree
 from fedrane.engines import simulation
 from fedrane.engines.flower import client_app
 from fedrane.engines.simulation import SimulatedHome
+from fedrane.methods.apple import APPLE
 from fedrane.run import as_dataset, make_partition, resolve
 from problems import quick
 
@@ -33,6 +35,21 @@ def federation_of(experiment: Experiment) -> Any:
     experiment = resolve(experiment, rows, False, False)
     count = len(make_partition(experiment, rows).clients)
     return type("Few", (), {"population": count, "task": type("Cpu", (), {"device": type("D", (), {"type": "cpu"})})})
+
+
+def as_over_flower(local: Result) -> list[dict[str, Any]]:
+    """A local run's records, with what Flower must send beside: the first states that clients cannot work out.
+
+    Only APPLE's are such: its newcomers start from the server's mix of all cores, which they would sum up in another
+    order, and so a little differently, from the cores that come down. Before anybody has trained all cores are alike.
+    """
+    records, met = untimed(local.history), set[int]()
+    for record in records:
+        new = set(record["cohort"]) - met
+        met |= new
+        if isinstance(local.experiment.algorithm, APPLE) and record["round"] > 1:
+            record["bytes_down"] += len(new) * tree.nbytes(local.server.model.params)
+    return records
 
 
 Change = Callable[[Message], Message | None]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Context as NodeContext
+from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
@@ -37,7 +38,18 @@ from fedrane.federation import Federation, Normaliser, Pool, describe, one_of
 from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
 from fedrane.predictor import Inputs, Predictor
-from fedrane.run import Callback, Result, _Loop, _Stage, algorithm_at, make_partition, make_task, pick_device
+from fedrane.run import (
+    Callback,
+    Result,
+    _Loop,
+    _Stage,
+    algorithm_at,
+    as_dataset,
+    automatic_precision,
+    make_partition,
+    make_task,
+    pick_device,
+)
 from fedrane.task import Client, Model, State, Task
 
 EXPERIMENT, INPUTS, FINAL = "experiment.toml", "inputs.json", "final.safetensors"
@@ -54,7 +66,9 @@ class App(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> App:
         experiment = Experiment.from_toml(folder / EXPERIMENT)
-        experiment = experiment.replace(device=str(pick_device(experiment.device)))
+        device = pick_device(experiment.device)
+        precision = automatic_precision(experiment.precision, device)
+        experiment = experiment.replace(device=str(device), precision=precision)
         return cls(experiment, Inputs.from_dict(json.loads((folder / INPUTS).read_text(encoding="utf-8"))))
 
     def write(self, folder: Path) -> None:
@@ -93,7 +107,7 @@ def own_rows(context: NodeContext, experiment: Experiment, inputs: Inputs) -> Ro
         raise ConfigError(
             "this node has no data", "a client's rows come from its own machine", "--node-config 'data=\"PATH\" …'"
         )
-    rows = data.load(experiment.dataset, Path(experiment.data_root) if experiment.data_root else None)
+    rows = as_dataset(experiment, None)
     mine = make_partition(experiment, rows).clients[_number(context)]
     return rows.x[mine], rows.y[mine]
 
@@ -169,7 +183,7 @@ def models(folder: str | Path) -> dict[str, Predictor]:
             f"{folder} holds no models", "a client gets them when the federation ends", "Name the client's folder"
         )
     app = App.read(found[-1].parent)
-    app = app._replace(experiment=app.experiment.replace(device="cpu"))
+    app = app._replace(experiment=app.experiment.replace(device="cpu", precision="float32"))
     kept = read(found[-1])
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))
@@ -278,12 +292,22 @@ class RemoteLoop(_Loop):
         engine = Flower(algorithm, federation, self.fleet, Receipts())
         rate = self.experiment.lr * self.experiment.schedule.at(max(done, 1), self.experiment.rounds)
         epochs = algorithm.local_epochs(self.experiment.epochs)
-        if wait:
-            engine.conclude(self.server, self.owns, clients, done, rate, epochs)
-            return
         letters = engine.letters(self.server, self.owns, done, rate, epochs)
-        self.fleet.push(CONCLUDE, {k: letters.evaluate(k) for k in clients})
-        self.tell(f"client {', '.join(map(str, clients))} came after the start: it is given the model of round {done}")
+        orders: dict[int, RecordDict] = {}
+        for k in clients:
+            try:
+                orders[k] = letters.evaluate(k)
+            except IndexError:  # the method keeps something for each client by its number
+                if k not in guests:
+                    raise
+                self.tell(f"client {k} came after the start: this method has nothing for it before the next run")
+        if wait:
+            _, refused = self.fleet.ask(CONCLUDE, orders, lambda k, content: True)
+            for k, why in sorted(refused.items()):
+                self.tell(f"client {k} has not got the model: {why}")
+        elif orders:
+            self.fleet.push(CONCLUDE, orders)
+            self.tell(f"client {', '.join(map(str, orders))} came after the start: it is given round {done}'s model")
 
 
 class Settings(NamedTuple):

@@ -346,15 +346,6 @@ class Flower:
         kinds = self.algorithm.answers_on(self.federation.task)
         return {kind: {k: answers[k][kind] for k in sorted(answers)} for kind in kinds}, refused
 
-    def conclude(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
-    ) -> None:
-        """Hand the state to the clients, for good; one that never took part trains on it, for itself alone."""
-        letters = self.letters(server, owns, round, rate, epochs)
-        _, refused = self.fleet.ask(CONCLUDE, {k: letters.evaluate(k) for k in clients}, lambda k, content: True)
-        for k, why in sorted(refused.items()):
-            self.fleet.tell(f"client {k} has not got the model: {why}")
-
     def _tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
         found = {}
         for kind in self.algorithm.answers_on(self.federation.task):
