@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Callback, tree
 from fedrane.engines import simulation
-from fedrane.engines.flower import PARAMS, TooFew
+from fedrane.engines.flower import TooFew
 from fedrane.methods import METHODS
 from flower_grids import looped, small, trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
 
 def owns(result: Any) -> dict[str, Any]:
@@ -41,11 +44,13 @@ def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path
     with looped(tmp_path) as loop:
         result = fedrane.run(experiment.replace(engine="flower"))
     task, method = result.task, experiment.algorithm
+    parameters = task.init().params
     met: set[int] = set()
     for message in trained(loop.grid.seen):
         order = message.content.config_records.get("order")
         for kind, record in message.content.array_records.items():
-            params = [path.removeprefix(PARAMS) for path in record if path.startswith(PARAMS)]
+            params = [path.rpartition(tree.SEPARATOR)[2] for path in record]  # of a model, a control, a core alike
+            params = [name for name in params if name in parameters]
             assert all(method._shared(task, p) for p in params), f"{kind} holds what stays with its client"
             if kind == "up" or (kind == "down" and order and order["client"] in met):
                 assert all(method.trains(p) for p in params), f"{kind} holds what is frozen"
@@ -54,15 +59,29 @@ def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path
     assert met == set(range(6))
 
 
-def test_bytes_are_those_of_the_arrays_that_travel(tmp_path: Path) -> None:
-    for name in ("fedrane", "scaffold", "fedper"):
-        with looped(tmp_path / name) as loop:
-            result = fedrane.run(small(method=name, engine="flower", rounds=2))
-        for way, key in (("down", "bytes_down"), ("up", "bytes_up")):
-            records = [m.content.array_records.get(way, {}) for m in trained(loop.grid.seen)]
-            assert sum(array.numpy().nbytes for r in records for array in r.values()) == sum(
-                record[key] for record in result.history
-            )
+def bytes_on_the_page() -> dict[str, list[int]]:
+    """The table of docs/deploy.md: each method's bytes down for the first time, down later, and up."""
+    rows = re.findall(r"^\| ([a-z, -]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text("utf-8"), re.M)
+    return {name: [int(n.replace(",", "")) for n in numbers] for names, *numbers in rows for name in names.split(", ")}
+
+
+def test_the_page_s_bytes_are_of_all_methods() -> None:
+    assert bytes_on_the_page().keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_are_those_of_the_arrays_that_travel_and_of_the_page(name: str, tmp_path: Path) -> None:
+    experiment = small(method=name, clients=3, participation=1.0, rounds=2, batch=999, eval_every=9)
+    with looped(tmp_path, nodes=3) as loop:
+        result = fedrane.run(experiment.replace(engine="flower"))
+    for way, key in (("down", "bytes_down"), ("up", "bytes_up")):
+        records = [m.content.array_records.get(way, {}) for m in trained(loop.grid.seen)]
+        assert sum(array.numpy().nbytes for r in records for array in r.values()) == sum(
+            record[key] for record in result.history
+        )
+    first, later = result.history[:2]
+    each = [first["bytes_down"], later["bytes_down"], later["bytes_up"]]
+    assert each == [3 * n for n in bytes_on_the_page()[name]]
 
 
 def test_short_numbers_halve_the_bytes_and_keep_the_accuracy(tmp_path: Path) -> None:
