@@ -35,7 +35,7 @@ mutations: $(READY) ## Put one defect at a time into the library; fails where no
 	$(BIN)/python tests/mutations/run.py
 
 test-deploy: $(READY) ## A federation with real processes, by the commands of docs/deploy.md (minutes)
-	$(BIN)/pytest tests/deploy
+	$(BIN)/pytest -v tests/deploy --durations=0 --durations-min=1
 
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/[!_]*.py; do \
