@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedrane
+from fedrane import tree
 from fedrane.experiment import Experiment
 from fedrane.flower_app import App
 from fedrane.folder import read
@@ -186,8 +188,6 @@ class Federation:
 
     def kept(self, out: str, client: int) -> Any:
         """What a client keeps of the round whose upload the server has merged last."""
-        import json
-
         key = json.loads((self.folder / out / "facts.json").read_text())["key"]
         merged = int(fedrane.load(self.folder / out).owns[client].extra["merged"])
         path = self.folder / "clients" / str(client) / key / f"round-{merged:06d}.safetensors"
@@ -195,3 +195,11 @@ class Federation:
 
     def logs(self) -> str:
         return "\n".join(f"==== {name}\n{program.said[-3000:]}" for name, program in self.programs.items())
+
+
+def controls_sum_up(federation: Federation, out: str) -> None:
+    """SCAFFOLD's (1/N) Σ c_i = c, with each c_i read from its client's folder."""
+    control = fedrane.load(federation.folder / out).server.extra["control"]
+    owns = [federation.kept(out, k).extra["control"] for k in range(3)]
+    mean = {name: sum(own[name] for own in owns) / 3 for name in control}
+    assert float(tree.norm(tree.sub(mean, control))) <= 1e-5 * float(tree.norm(control))

@@ -28,12 +28,12 @@ from fedrane import data, display
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.own import read_labelled
 from fedrane.data.partition import Split, split_client
-from fedrane.engines import REMOTE, Engine
+from fedrane.engines import Engine
 from fedrane.engines.flower import CONCLUDE, Fleet, Flower, Order, Site, client_app
 from fedrane.engines.store import NEVER, Store
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.evaluation import Metrics, official, over_clients, overall, validation
-from fedrane.experiment import Experiment
+from fedrane.experiment import REMOTE, Experiment
 from fedrane.federation import Federation, Normaliser, Pool, describe, one_of
 from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
@@ -175,16 +175,22 @@ class AppHome:
         return split_client(np.arange(rows), number, e.seed, e.partition.test, e.validation)
 
 
-def models(folder: str | Path) -> dict[str, Predictor]:
-    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
+def ended_last(folder: str | Path) -> Path:
+    """Of the experiments in a client's folder, that one's own."""
     found = sorted(Path(folder).glob(f"*/{FINAL}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise CheckpointError(
             f"{folder} holds no models", "a client gets them when the federation ends", "Name the client's folder"
         )
-    app = App.read(found[-1].parent)
+    return found[-1].parent
+
+
+def models(folder: str | Path) -> dict[str, Predictor]:
+    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
+    last = ended_last(folder)
+    app = App.read(last)
     app = app._replace(experiment=app.experiment.replace(device="cpu", precision="float32"))
-    kept = read(found[-1])
+    kept = read(last / FINAL)
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))
     held = {GLOBAL: kept.server.model, PERSONAL: mine.model}

@@ -6,7 +6,6 @@ import datetime
 import ipaddress
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +13,13 @@ import numpy as np
 import typer
 
 from fedrane.errors import ConfigError
-from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
+from fedrane.terminal import Words, experiment_of, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
-Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
 DAYS = 30
 """A trial's certificates hold for a month."""
 
@@ -113,10 +112,7 @@ def new_command(
     """
     from fedrane.flower_app import App  # Flower is an extra
 
-    words = list(words or [])
-    files = [word for word in words if word.endswith(".toml") and "=" not in word]
-    values = read_toml(Path(files[0])) if files else {}
-    experiment = Experiment.from_dict(merge(values, [word for word in words if word not in files]))
+    experiment = experiment_of(words)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", "an app is written into a folder of its own", "Name another one")
     rows = as_dataset(experiment, None)
@@ -139,7 +135,7 @@ def new_command(
     for path, text in contents.items():
         write_atomically(folder / path, text)
     App(experiment, Inputs.of(rows)).write(folder / package)
-    _say(f"{folder}: {experiment.method_name} for {experiment.clients} clients; how to run it: docs/deploy.md")
+    write_line(f"{folder}: {experiment.method_name} for {experiment.clients} clients; how to run it: docs/deploy.md\n")
 
 
 @flower_app.command("deal")
@@ -159,7 +155,7 @@ def deal_command(
     folder.mkdir(parents=True, exist_ok=True)
     for client, mine in enumerate(partition.clients):
         np.savez(folder / f"client-{client}.npz", x=rows.x[mine], y=rows.y[mine])
-    _say(f"{folder}: the rows of {len(partition.clients)} clients")
+    write_line(f"{folder}: the rows of {len(partition.clients)} clients\n")
 
 
 @flower_app.command("certs")
@@ -181,8 +177,10 @@ def certs_command(
     for path, (content, mode) in certificates(hosts or ["127.0.0.1", "localhost"], nodes).items():
         write_atomically(folder / path, content)
         (folder / path).chmod(mode)
-    _say(f"{folder}: ca.crt, server.pem, server.key and {nodes} node keys, for {DAYS} days")
-    _say('For a trial only. In production: your own CA, and ssh-keygen -t ecdsa -b 384 -N "" -f node on each node')
+    write_line(f"{folder}: ca.crt, server.pem, server.key and {nodes} node keys, for {DAYS} days\n")
+    write_line(
+        'For a trial only. In production: your own CA, and ssh-keygen -t ecdsa -b 384 -N "" -f node on each node\n'
+    )
 
 
 def certificates(hosts: list[str], nodes: int) -> dict[str, tuple[bytes, int]]:
@@ -265,17 +263,13 @@ def predict_command(
     whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
 ) -> None:
     """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
-    from fedrane.flower_app import models
+    from fedrane.flower_app import App, ended_last, models
 
-    found = models(folder)
+    experiment, found = App.read(ended_last(folder)).experiment, models(folder)
     kind = "global" if whole or "personal" not in found else "personal"
     if kind not in found:
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
-    rows = [row for file in files for row in read_rows(file, model.inputs.shape, 0)]
-    for one in answer(model, rows, 128):
-        _say(json.dumps(one))
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    rows = [row for file in files for row in read_rows(file, model.inputs.shape, experiment.image_size)]
+    for one in answer(model, rows, experiment.batch):
+        write_line(json.dumps(one) + "\n")

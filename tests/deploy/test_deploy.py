@@ -8,13 +8,12 @@ import pytest
 
 import fedrane
 from asserts import same_bytes
-from deploy_federation import Federation, free_ports, until
-from fedrane import tree
+from deploy_federation import Federation, controls_sum_up, free_ports, until
 from fedrane.flower_app import models
 from harness import metrics
 
 
-def same_as_local(federation: Federation, app: str, out: str) -> None:
+def same_as_local(federation: Federation, app: str, out: str) -> fedrane.Result:
     local = fedrane.run(federation.experiment(app).replace(engine="sequential", device="cpu"))
     remote = fedrane.load(federation.folder / out)
     same_bytes(remote.server, local.server)
@@ -22,16 +21,16 @@ def same_as_local(federation: Federation, app: str, out: str) -> None:
     for key in ("round", "cohort", "lost", "train/loss", "bytes_up", "bytes_down", "global/accuracy"):
         assert mine.get(key) == theirs.get(key), key
     assert mine.get("personal/clients") == theirs.get("personal/clients")
+    return local
 
 
 def test_the_page_from_beginning_to_end(federation: Federation) -> None:
     """FedRANE, five rounds; then what a client was left answers."""
     said = federation.do(federation.run_command)
     assert federation.finished("run"), said + federation.logs()
-    same_as_local(federation, "trial", "run")
+    local = same_as_local(federation, "trial", "run")
     answers = [json.loads(line) for line in federation.do(federation.predict).splitlines()]
     assert {"class", "input", "probability"} == set(answers[0])
-    local = fedrane.run(federation.experiment().replace(engine="sequential", device="cpu"))
     for k in range(3):
         held = models(federation.folder / "clients" / str(k))
         same_bytes(dict(held["personal"].state_dict()), dict(local.personal(k).state_dict()))
@@ -42,10 +41,7 @@ def test_scaffold(federation: Federation) -> None:
     said = federation.submit("scaffold", "run-scaffold")
     assert federation.finished("run-scaffold"), said + federation.logs()
     same_as_local(federation, "scaffold", "run-scaffold")
-    control = fedrane.load(federation.folder / "run-scaffold").server.extra["control"]
-    owns = [federation.kept("run-scaffold", k).extra["control"] for k in range(3)]
-    mean = {name: sum(own[name] for own in owns) / 3 for name in control}
-    assert float(tree.norm(tree.sub(mean, control))) <= 1e-5 * float(tree.norm(control))
+    controls_sum_up(federation, "run-scaffold")
 
 
 def test_the_page_s_simulation(federation: Federation) -> None:

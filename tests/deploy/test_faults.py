@@ -9,8 +9,7 @@ import pytest
 
 import fedrane
 from asserts import same_bytes
-from deploy_federation import Federation, Program, until
-from fedrane import tree
+from deploy_federation import Federation, Program, controls_sum_up, until
 from fedrane.flower_app import models
 from harness import metrics
 
@@ -63,14 +62,6 @@ REASONS = [
     {"1": "(12800, 64)", "2": "lost on the way"},
     {},
 ]
-
-
-def controls_sum_up(federation: Federation, out: str) -> None:
-    """SCAFFOLD's (1/N) Σ c_i = c, with each c_i read from its client's folder."""
-    control = fedrane.load(federation.folder / out).server.extra["control"]
-    owns = [federation.kept(out, k).extra["control"] for k in range(3)]
-    mean = {name: sum(own[name] for own in owns) / 3 for name in control}
-    assert float(tree.norm(tree.sub(mean, control))) <= 1e-5 * float(tree.norm(control))
 
 
 def test_clients_that_lie_are_left_out(federation: Federation) -> None:

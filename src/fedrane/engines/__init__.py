@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
+from fedrane.experiment import REMOTE
 from fedrane.federation import Federation, Pool
 from fedrane.task import Client, Model, State
-
-REMOTE = "flower-remote"
-"""Stands in a run's configuration where its clients were other machines."""
 
 
 class Trained(NamedTuple):
