@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from torch import nn
 
 import fedrane
 from asserts import close, same_bytes, untimed
@@ -37,14 +38,20 @@ class Listener(Callback):
 # ---- what travels
 
 
+def with_norm(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Its normalisation layer stays with a client under ``norm=local``."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, classes))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path: Path) -> None:
     """Nor one that never changes at the server, but for the first time."""
-    experiment = small(method=name, rounds=2, participation=1.0, norm="local", model="convnet", eval_every=9, batch=999)
+    experiment = small(method=name, rounds=2, participation=1.0, norm="local", model_head="4", eval_every=9, batch=999)
     with looped(tmp_path) as loop:
-        result = fedrane.run(experiment.replace(engine="flower"))
+        result = fedrane.run(experiment.replace(engine="flower"), model=with_norm)
     task, method = result.task, experiment.algorithm
     parameters = task.init().params
+    assert any(task.private(name) for name in parameters)
     met: set[int] = set()
     for message in trained(loop.grid.seen):
         order = message.content.config_records.get("order")
