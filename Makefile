@@ -8,13 +8,13 @@ DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
 # The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
 # on two that must share their cores with anything else.
-demo test mutations: export OMP_NUM_THREADS := 1
+demo test test-deploy mutations: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test mutations check bench clean
+.PHONY: help demo test test-deploy mutations check bench clean
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Compare three methods on a dataset that is built in, and draw what came out (about a minute)
 	@rm -rf runs/demo
@@ -28,11 +28,14 @@ check: $(READY) ## Format, lint and types
 	$(BIN)/mypy
 
 test: check ## Check, then every test and the examples in docstrings
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --ignore tests/deploy
 	$(BIN)/pytest --doctest-modules --ignore-glob='*/kernels.py' src  # which need Triton
 
 mutations: $(READY) ## Put one defect at a time into the library; fails where no law notices it (some minutes)
 	$(BIN)/python tests/mutations/run.py
+
+test-deploy: $(READY) ## A federation with real processes, by the commands of docs/deploy.md (minutes)
+	$(BIN)/pytest -v tests/deploy --durations=0 --durations-min=1
 
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/[!_]*.py; do \
@@ -50,5 +53,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,flower]'
 	@touch $@

@@ -17,7 +17,7 @@ from fedrane.cli import app
 
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
-REPRODUCE = ROOT / "docs" / "reproduce.md"
+REPRODUCE, DEPLOY = ROOT / "docs" / "reproduce.md", ROOT / "docs" / "deploy.md"
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -46,7 +46,7 @@ def test_every_key_is_in_the_guide_with_its_default() -> None:
     assert dict(rows) == keys(Experiment())
 
 
-@pytest.mark.parametrize("document", [README, GUIDE, CONTRIBUTING, REPRODUCE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("document", [README, GUIDE, CONTRIBUTING, REPRODUCE, DEPLOY], ids=lambda path: path.stem)
 def test_commands_in_the_documents_exist_and_their_keys_too(document: Path) -> None:
     group: Any = typer.main.get_command(app)
     lines = [line for block in blocks(document, "sh") for line in block.splitlines() if line.startswith("fedrane ")]

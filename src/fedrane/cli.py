@@ -22,15 +22,17 @@ from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.experiment import Experiment
+from fedrane.flower_cli import flower_app
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
-from fedrane.terminal import INTERRUPTED
+from fedrane.terminal import INTERRUPTED, Words
 from fedrane.terminal import Stop as _Stop
 from fedrane.terminal import console_for as _console
+from fedrane.terminal import experiment_of as _experiment
 from fedrane.terminal import say as _say
 from fedrane.terminal import show as _show
 from fedrane.terminal import watching as _watching
@@ -45,10 +47,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 app.command("reproduce")(reproduce_command)
 app.command("tune")(tune_command)
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
 DataRoot = Annotated[
     str, typer.Option("--data-root", help="Where datasets lie (else FEDRANE_DATA, else the cache folder).")
 ]
@@ -74,18 +76,6 @@ def top(version: Annotated[bool, typer.Option("--version", help="Show the versio
 
 
 # ---- runs
-
-
-def _experiment(words: Sequence[str] | None, data_root: str) -> Experiment:
-    words = list(words or [])
-    files = [word for word in words if word.endswith(".toml") and "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Lay words over it")
-    words = [word for word in words if word not in files]
-    values = read_toml(Path(files[0])) if files else {}
-    if data_root:
-        words.append(f"data_root={Path(data_root).resolve()}")
-    return Experiment.from_dict(merge(values, words))
 
 
 def _conclude(console: Console, result: Result, as_json: bool) -> None:

@@ -10,8 +10,8 @@ A method without a global (or personal) model has no such entries: an empty colu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +27,72 @@ WORST = 0.1
 """The share of clients that ``accuracy_worst10`` looks at."""
 
 
+class Tally(NamedTuple):
+    """What is left of one client's answers when its rows are gone: all that the measures need."""
+
+    rows: int
+    hits: int
+    loss: float
+    """Summed over rows."""
+    few: int = 0
+    """Rows of its minority classes."""
+    few_hits: int = 0
+    class_rows: tuple[int, ...] = ()
+    class_hits: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, predicted: Predicted, y: NDArray[np.int64], minority: NDArray[np.bool_]) -> Tally:
+        """Of answers to rows of these labels; ``minority`` marks the client's minority classes."""
+        hit, few = predicted.labels == y, minority[y]
+        by_class = (np.bincount(y[chosen], minlength=len(minority)) for chosen in (slice(None), hit))
+        rows, hits = (tuple(counts.tolist()) for counts in by_class)
+        loss = float(predicted.losses.sum())
+        return cls(len(y), int(hit.sum()), loss, int(few.sum()), int(hit[few].sum()), rows, hits)
+
+
 def evaluate(
     engine: Engine, federation: Federation, algorithm: Algorithm, server: State, owns: Mapping[int, State], round: int
 ) -> Metrics:
     """All measures the method's answers allow, for all clients."""
-    task, split = federation.task, federation.split
-    answers = algorithm.answers_on(task)
-    together = not algorithm.depends_on_batch(task)
+    task, everyone = federation.task, range(federation.population)
     metrics: Metrics = {}
-    held_out: dict[str, list[NDArray[np.bool_]]] = {}
-    if GLOBAL in answers:
+    held_out: dict[str, list[Tally]] = {}
+    if GLOBAL in algorithm.answers_on(task):
         model = algorithm.global_model(task, server)
-        everything = np.arange(len(federation.test))
-        answered = engine.predict(model, federation.test, everything)
-        metrics |= _overall("global", answered, _labels(federation.test), task.classes)
-        local = _by_client(engine, [model] * federation.population, federation.train, split.test, together)
-        metrics |= _over_clients("global/local_", federation, local)
-        held_out["global"] = _hits(federation, engine, [model] * federation.population, together)
-    if PERSONAL in answers:
-        models = [engine.personal(server, owns.get(k), k, round) for k in range(federation.population)]
-        own = _by_client(engine, models, federation.train, split.test, together)
-        y = _labels(federation.train)[np.concatenate(split.test)]
-        pooled = Predicted(np.concatenate([p.labels for p in own]), np.concatenate([p.losses for p in own]))
-        metrics |= _overall("personal", pooled, y, task.classes) | _over_clients("personal/", federation, own)
-        held_out["personal"] = _hits(federation, engine, models, together)
-    return metrics | _validation(held_out)
+        metrics |= official(engine, federation, model)
+        tested, held_out[GLOBAL] = answer(engine, federation, algorithm, [model] * federation.population)
+        metrics |= over_clients("global/local_", tested)
+    if PERSONAL in algorithm.answers_on(task):
+        models = [engine.personal(server, owns.get(k), k, round) for k in everyone]
+        tested, held_out[PERSONAL] = answer(engine, federation, algorithm, models)
+        metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested)
+    return metrics | validation(held_out)
+
+
+def official(engine: Engine, federation: Federation, model: Model) -> Metrics:
+    """The global model on the official test set."""
+    answered = engine.predict(model, federation.test, np.arange(len(federation.test)))
+    nobody = np.zeros(federation.task.classes, np.bool_)
+    return overall(GLOBAL, [Tally.of(answered, _labels(federation.test), nobody)])
+
+
+def answer(
+    engine: Engine, federation: Federation, algorithm: Algorithm, models: list[Model]
+) -> tuple[list[Tally], list[Tally]]:
+    """What each client's model makes of that client's test rows, and of its validation rows."""
+    together, split = not algorithm.depends_on_batch(federation.task), federation.split
+    tested, held = (_tallies(engine, federation, models, rows, together) for rows in (split.test, split.validation))
+    return tested, held
+
+
+def _tallies(
+    engine: Engine, federation: Federation, models: list[Model], rows: tuple[Rows, ...], together: bool
+) -> list[Tally]:
+    y, few = _labels(federation.train), minority_classes(federation.labels)
+    if not any(len(r) for r in rows):
+        return []
+    predicted = _by_client(engine, models, federation.train, rows, together)
+    return [Tally.of(p, y[r], few[k]) for k, (p, r) in enumerate(zip(predicted, rows, strict=True))]
 
 
 def _labels(pool: Pool) -> NDArray[np.int64]:
@@ -70,34 +111,37 @@ def _by_client(
     return engine.predict_each(models, pool, rows)
 
 
-def _overall(whose: str, predicted: Predicted, y: NDArray[np.int64], classes: int) -> Metrics:
-    hit = predicted.labels == y
-    recall = [float(hit[y == c].mean()) if (y == c).any() else None for c in range(classes)]
-    return {
-        f"{whose}/accuracy": float(hit.mean()),
-        f"{whose}/loss": float(predicted.losses.mean()),
-        f"{whose}/balanced_accuracy": float(np.mean([r for r in recall if r is not None])),
-        f"{whose}/recall": recall,
+def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
+    """Over all rows together; recall of each class where its rows were counted."""
+    rows = sum(t.rows for t in tallies)
+    metrics: Metrics = {
+        f"{whose}/accuracy": sum(t.hits for t in tallies) / rows,
+        f"{whose}/loss": sum(t.loss for t in tallies) / rows,
     }
+    if all(t.class_rows for t in tallies):
+        counts = zip(
+            *(np.sum([getattr(t, name) for t in tallies], 0) for name in ("class_rows", "class_hits")), strict=True
+        )
+        recall = [float(hits / rows) if rows else None for rows, hits in counts]
+        metrics[f"{whose}/balanced_accuracy"] = float(np.mean([r for r in recall if r is not None]))
+        metrics[f"{whose}/recall"] = recall
+    return metrics
 
 
-def _over_clients(prefix: str, federation: Federation, predicted: list[Predicted]) -> Metrics:
+def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
     """Over the clients' own test rows: together, client by client, and over each client's minority classes."""
-    y = _labels(federation.train)
-    few = minority_classes(federation.labels)
-    hits = [p.labels == y[rows] for p, rows in zip(predicted, federation.split.test, strict=True)]
-    each = np.array([hit.mean() for hit in hits])
-    rare = np.concatenate([hit[few[k][y[federation.split.test[k]]]] for k, hit in enumerate(hits)])
+    each = np.array([t.hits / t.rows for t in tallies])
     worst = np.sort(each)[: math.ceil(WORST * len(each))]
     metrics: Metrics = {
-        f"{prefix}accuracy": float(np.concatenate(hits).mean()),
+        f"{prefix}accuracy": sum(t.hits for t in tallies) / sum(t.rows for t in tallies),
         f"{prefix}accuracy_mean": float(each.mean()),
         f"{prefix}accuracy_std": float(each.std()),
         f"{prefix}accuracy_worst10": float(worst.mean()),
         f"{prefix}clients": each.tolist(),
     }
-    if len(rare):
-        metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = float(rare.mean())
+    few = sum(t.few for t in tallies)
+    if few:
+        metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = sum(t.few_hits for t in tallies) / few
     return metrics
 
 
@@ -109,17 +153,10 @@ def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return minority
 
 
-def _hits(federation: Federation, engine: Engine, models: list[Model], together: bool) -> list[NDArray[np.bool_]]:
-    rows = federation.split.validation
-    if not any(len(r) for r in rows):
-        return []
-    y = _labels(federation.train)
-    predicted = _by_client(engine, models, federation.train, rows, together)
-    return [p.labels == y[r] for p, r in zip(predicted, rows, strict=True)]
-
-
-def _validation(held_out: dict[str, list[NDArray[np.bool_]]]) -> Metrics:
+def validation(held_out: Mapping[str, Sequence[Tally]]) -> Metrics:
     """On rows set aside from training, to stop or to tune by; ``accuracy`` is the mean over the method's answers."""
-    each = {whose: float(np.concatenate(hits).mean()) for whose, hits in held_out.items() if hits}
+    each = {
+        w: sum(t.hits for t in tallies) / sum(t.rows for t in tallies) for w, tallies in held_out.items() if tallies
+    }
     metrics: Metrics = {f"validation/{whose}_accuracy": value for whose, value in each.items()}
     return metrics | ({"validation/accuracy": float(np.mean(list(each.values())))} if each else {})

@@ -24,6 +24,8 @@ from fedrane.sgd import Schedule
 PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"
 """Stands for a dataset or a network that was handed over as an object and cannot be written down."""
+REMOTE = "flower-remote"
+"""Stands in a run's configuration where its clients were other machines."""
 D = TypeVar("D")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,20 +171,8 @@ class Folder:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write, fsync, rename; keep the last two."""
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
-        part = path.with_name(path.name + ".part")
-        tensors, metadata = encode(checkpoint)
         with clear_errors(path):
-            try:
-                part.touch()
-                mode = part.stat().st_mode
-                save_file(tensors, part, metadata)
-                part.chmod(mode)  # that of any other file: the library makes its own private
-                with part.open("rb+") as file:
-                    os.fsync(file.fileno())
-            except (OSError, SafetensorError):
-                part.unlink(missing_ok=True)
-                raise
-            settle(part, path)
+            write(path, checkpoint)
             for old in self.checkpoints()[:-KEPT]:
                 old.unlink()
         return path
@@ -202,6 +190,27 @@ class Folder:
                 f"no checkpoint of {self.path} can be read", problems[0], "Restore the folder, or start the run anew"
             )
         return None, problems
+
+
+def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:
+    """Put a checkpoint in place whole or not at all; ``durable`` even if the power fails just then."""
+    part = path.with_name(path.name + ".part")
+    tensors, metadata = encode(checkpoint)
+    try:
+        part.touch()
+        mode = part.stat().st_mode
+        save_file(tensors, part, metadata)
+        part.chmod(mode)  # that of any other file: the library makes its own private
+        if durable:
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+    except (OSError, SafetensorError):
+        part.unlink(missing_ok=True)
+        raise
+    if durable:
+        settle(part, path)
+    else:
+        part.replace(path)
 
 
 def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
@@ -224,13 +233,14 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
         "format": FORMAT,
         "round": checkpoint.round,
         "joined": sorted(checkpoint.owns),
-        "empty": sorted(_empty(whole, "")),
+        "empty": sorted(empty_dicts(whole)),
         "paths": paths,
     }
     return tensors, {"fedrane": json.dumps(said)}
 
 
-def _empty(node: Any, path: str) -> Iterator[str]:
+def empty_dicts(node: Any, path: str = "") -> Iterator[str]:
+    """Paths of the dicts that hold nothing, which a list of leaves forgets."""
     if isinstance(node, State | Model):
         node = node._asdict()
     if isinstance(node, tuple):
@@ -239,7 +249,7 @@ def _empty(node: Any, path: str) -> Iterator[str]:
         if not node:
             yield path
         for name, value in node.items():
-            yield from _empty(value, f"{path}{tree.SEPARATOR}{name}" if path else str(name))
+            yield from empty_dicts(value, f"{path}{tree.SEPARATOR}{name}" if path else str(name))
 
 
 def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -> Checkpoint:
@@ -249,19 +259,31 @@ def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -
             said = json.loads((file.metadata() or {}).get("fedrane", "{}"))
             if said.get("format") != FORMAT:
                 raise CheckpointError(f"{path} has format {said.get('format')}", f"this version reads format {FORMAT}")
-            joined = said["joined"] if clients else []
-            paths = {name: at for name, at in said["paths"].items() if clients or name.startswith("server/")}
-            tensors = {name: file.get_tensor(name) for name in set(paths.values())}
+            if not clients:
+                said["joined"] = []
+                said["paths"] = {name: at for name, at in said["paths"].items() if name.startswith("server/")}
+            tensors = {name: file.get_tensor(name) for name in set(said["paths"].values())}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
-    nested = tree.nest({name: tensors[first] for name, first in paths.items()})
-    for empty in said["empty"]:
+    return decode(tensors, said)
+
+
+def decode(tensors: Mapping[str, torch.Tensor], said: Mapping[str, Any]) -> Checkpoint:
+    """What :func:`encode` took apart."""
+    nested = refill({name: tensors[first] for name, first in said["paths"].items()}, said["empty"])
+    owns = {k: as_state(nested["owns"][str(k)]) for k in said["joined"]}
+    return Checkpoint(said["round"], as_state(nested["server"]), owns)
+
+
+def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[str, Any]:
+    """The nested dicts of these leaves, with those that hold nothing."""
+    nested = tree.nest(tensors)
+    for path in empty:
         node = nested
-        for name in empty.split(tree.SEPARATOR):
+        for name in path.split(tree.SEPARATOR):
             node = node.setdefault(name, {})
-    owns = {k: _state(nested["owns"][str(k)]) for k in joined}
-    return Checkpoint(said["round"], _state(nested["server"]), owns)
+    return nested
 
 
-def _state(nested: dict[str, Any]) -> State:
+def as_state(nested: dict[str, Any]) -> State:
     return State(Model(nested["model"]["params"], nested["model"]["stats"]), nested["extra"])

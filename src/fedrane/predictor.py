@@ -17,7 +17,7 @@ from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import own
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, DataError
-from fedrane.experiment import Experiment
+from fedrane.experiment import REMOTE, Experiment
 from fedrane.federation import Normaliser, describe, one_of
 from fedrane.task import Context, Model, State, Task
 
@@ -106,6 +106,12 @@ class Models:
     def personal(self, client: int) -> Predictor:
         """The model of one client; one that never took part answers with what it would start from."""
         self._require(PERSONAL)
+        if self.experiment.engine == REMOTE:
+            raise ConfigError(
+                "the personal models are not here",
+                "they are with their clients",
+                "There: fedrane flower predict FOLDER",
+            )
         if not 0 <= client < self.population:
             raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
         who = one_of(describe(self.task, [client], self.labels, self.round), 0)

@@ -104,6 +104,7 @@ def run(
             facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
             folder.write_json(FACTS, facts)
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
+        cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(None, [])
 
 
@@ -121,12 +122,14 @@ def resume(
         cleanup.callback(folder.close)
         folder.open()
         experiment = folder.read_config()
+        engines.check(experiment.engine)
         rows = as_dataset(experiment, dataset)
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
         checkpoint, problems = folder.newest(loop.task.device)
         for problem in problems:
             loop.tell(f"{problem} Going on from an older checkpoint.")
+        cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
 
 
@@ -324,11 +327,14 @@ class _Loop:
 
     def _stages(self) -> Iterator[_Stage]:
         e = self.experiment
-        main = engines.make(e.engine, self.algorithm, self.federation)
+        main = self._engine(self.algorithm)
         for round in range(1, e.rounds + 1):
             yield _Stage(round, self.algorithm, main, finale=False)
         for extra, algorithm in enumerate(self.algorithm.finale(), 1):
-            yield _Stage(e.rounds + extra, algorithm, engines.make(e.engine, algorithm, self.federation), finale=True)
+            yield _Stage(e.rounds + extra, algorithm, self._engine(algorithm), finale=True)
+
+    def _engine(self, algorithm: Algorithm) -> Engine:
+        return engines.make(self.experiment.engine, algorithm, self.federation)
 
     def _one_round(self, stage: _Stage) -> bool:
         """Gives whether to stop after it; if so, it is saved."""
@@ -344,17 +350,22 @@ class _Loop:
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
                 trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
+            record["cohort"] = trained.cohort.index.tolist()
+            record["lost"] = [k for k in cohort if k not in record["cohort"]]
             with record_function(MERGE):
                 record |= self._merge(stage, trained)
             rows = trained.rows
         seconds = time.perf_counter() - began
         if self._due(stage):
             with record_function(EVALUATE):
-                record |= evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, number)
+                record |= self._evaluate(stage)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
         return self._record(stage, record)
+
+    def _evaluate(self, stage: _Stage) -> Metrics:
+        return evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, stage.round)
 
     def _cohort(self, stage: _Stage) -> list[int]:
         e = self.experiment
@@ -382,6 +393,8 @@ class _Loop:
             "bytes_up": trained.bytes_up,
         }
         record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
+        if trained.refused:
+            record["refused"] = dict(trained.refused)
         ups = tree.pick(trained.ups.model.params, before.__contains__)
         step = {name: server.model.params[name] - before[name] for name in ups}
         # A method without a global model may still move what it shares; one that only collects uploads has no step.

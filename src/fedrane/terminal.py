@@ -1,22 +1,39 @@
-"""How commands speak to whoever runs them: where lines go, what a run shows, and what Ctrl-C does."""
+"""How commands speak to whoever runs them: what they are told, where lines go, what a run shows, what Ctrl-C does."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from fedrane import display
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment, merge, read_toml
 from fedrane.run import Callback
 
 INTERRUPTED = 130
+Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
+
+
+def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experiment:
+    """What a file and the words laid over it ask for."""
+    words = list(words or [])
+    files = [word for word in words if word.endswith(".toml") and "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Lay words over it")
+    words = [word for word in words if word not in files]
+    values = read_toml(Path(files[0])) if files else {}
+    if data_root:
+        words.append(f"data_root={Path(data_root).resolve()}")
+    return Experiment.from_dict(merge(values, words))
 
 
 class Stop:

@@ -96,8 +96,8 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
+    if a.dtype != b.dtype or a.shape != b.shape or not a.numel():
+        return a.dtype == b.dtype and a.shape == b.shape
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 

@@ -74,6 +74,32 @@ def read_inputs(path: Path) -> Array:
     return _inputs(arrays["x"], f"{path}: x")
 
 
+def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
+    """All rows of one client, a file of arrays or a folder of images, by classes that are known beforehand.
+
+    A label is the name of a class, or its place among them; a client need not have rows of every class.
+    """
+    path = Path(path).expanduser()
+    if path.suffix == ".npz":
+        arrays = _arrays(path)
+        if not {"x", "y"} <= arrays.keys():
+            raise DataError(f"{path} holds {', '.join(arrays)}", "a client's rows are x, and their labels y")
+        x, names = _inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+    else:
+        found = from_folder(path, image_size)
+        x = np.concatenate([found.x, found.x_test])
+        names = [found.classes[label] for label in np.concatenate([found.y, found.y_test])]
+    if len(x) != len(names):
+        raise DataError(f"{path}: {len(x)} inputs but {len(names)} labels", "each row needs its own")
+    known = {name: place for place, name in enumerate(classes)}
+    if not set(names) <= known.keys():
+        known = {str(place): place for place in range(len(classes))}
+    strays = sorted(set(names) - known.keys())
+    if strays:
+        raise DataError(f"{path}: label {strays[0]!r}", f"the classes are {', '.join(classes)}")
+    return x, np.array([known[name] for name in names], dtype=np.int64)
+
+
 def read_image(path: Path, shape: tuple[int, ...], image_size: int = 0) -> Array:
     """One image, made grey or coloured as ``shape`` (channels, height, width) has it, and resized if asked."""
     pixels = _decode(path, image_size)

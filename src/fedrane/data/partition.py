@@ -311,24 +311,24 @@ def split(partition: Partition, seed: int, test: float = 0.25, validation: float
             "it is the share of a client's training rows that are held out, from 0 to less than 1",
             "Use 0 for none, or 0.2",
         )
-    parts: tuple[list[Rows], list[Rows], list[Rows]] = ([], [], [])
-    for client, rows in enumerate(partition.clients):
-        if len(rows) < 2:
-            raise DataError(
-                f"client {client} holds {len(rows)} row(s)",
-                _TWO_ROWS,
-                "Make the partition again with partition.minimum=2 or more, or remove the client",
-            )
-        # With three rows or more, two stay outside the test: whether one of them validates must not change the test.
-        tested = min(max(round(test * len(rows)), 1), max(len(rows) - 2, 1))
-        kept = len(rows) - tested
-        held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
-        mixed = rows[permutation(len(rows), seed, "split", client)]
-        for part, piece in zip(
-            parts, (mixed[tested + held :], mixed[tested : tested + held], mixed[:tested]), strict=True
-        ):
-            part.append(np.sort(piece))
-    return Split(*map(tuple, parts))
+    parts = [split_client(rows, client, seed, test, validation) for client, rows in enumerate(partition.clients)]
+    return Split(*zip(*parts, strict=True))
+
+
+def split_client(rows: Rows, client: int, seed: int, test: float, validation: float) -> tuple[Rows, Rows, Rows]:
+    """One client's training, validation and test rows; it needs to know of no other."""
+    if len(rows) < 2:
+        raise DataError(
+            f"client {client} holds {len(rows)} row(s)",
+            _TWO_ROWS,
+            "Make the partition again with partition.minimum=2 or more, or remove the client",
+        )
+    # With three rows or more, two stay outside the test: whether one of them validates must not change the test.
+    tested = min(max(round(test * len(rows)), 1), max(len(rows) - 2, 1))
+    kept = len(rows) - tested
+    held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
+    mixed = rows[permutation(len(rows), seed, "split", client)]
+    return np.sort(mixed[tested + held :]), np.sort(mixed[tested : tested + held]), np.sort(mixed[:tested])
 
 
 def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int | float) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
+from fedrane.experiment import REMOTE
 from fedrane.federation import Federation, Pool
 from fedrane.task import Client, Model, State
 
@@ -28,6 +34,8 @@ class Trained(NamedTuple):
     bytes_up: int
     say: tuple[str, ...] = ()
     """What the user should know."""
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Clients whose answers could not be used, and why."""
 
 
 class Predicted(NamedTuple):
@@ -49,9 +57,38 @@ class Engine(Protocol):
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     """The engine of that name; ``auto`` takes the fastest that suits the device."""
+    check(name)
+    return ENGINES[name](algorithm, federation)
+
+
+def check(name: str) -> None:
+    """Whether there is such an engine, on this machine alone."""
+    if name == REMOTE:
+        raise ConfigError(
+            "this run is of a federation of several machines", "its clients' rows are with them", "Go on with: flwr run"
+        )
     if name not in ENGINES:
         raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, ENGINES))
-    return ENGINES[name](algorithm, federation)
+
+
+def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
+    """What an engine of that name needs around its rounds: for Flower, the nodes of a simulation."""
+    return _simulation().simulation(federation) if name in FLOWER else nullcontext()
+
+
+def _simulation() -> Any:
+    try:
+        from fedrane.engines import simulation  # Flower and Ray are an extra, and slow to import
+    except ImportError as error:
+        raise ConfigError(
+            f"engine=flower cannot be used: {error}", "Flower is not installed", "pip install 'fedrane[flower]'"
+        ) from error
+    return simulation
+
+
+def _flower(algorithm: Algorithm, federation: Federation, short: bool = False) -> Engine:
+    engine: Engine = _simulation().Simulated(algorithm, federation, short)
+    return engine
 
 
 from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the types above
@@ -59,14 +96,33 @@ from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
 
+SEVERAL, LIGHT = 5, 16_000_000
+"""On a CPU this many clients are stacked if a batch takes them at most so many multiply-adds (docs/performance.md)."""
+
+
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
-    """Stacked on a GPU, sequential on a CPU (docs/performance.md)."""
-    return (Stacked if federation.task.device.type == "cuda" else Sequential)(algorithm, federation)
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are many and light, else a client a core."""
+    light = federation.population >= SEVERAL and federation.batch * multiply_adds(federation) <= LIGHT
+    return (Stacked if federation.task.device.type == "cuda" or light else Threaded)(algorithm, federation)
 
 
-ENGINES: dict[str, Callable[[Algorithm, Federation], Engine]] = {
+@torch.no_grad()
+def multiply_adds(federation: Federation) -> int:
+    """Of the network's answer to one row."""
+    task = federation.task
+    net = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
+    with FlopCounterMode(display=False) as counter:
+        net.head(net.body(federation.train.take(np.zeros(1, dtype=np.int64))[0]))
+    return counter.get_total_flops() // 2
+
+
+Maker = Callable[[Algorithm, Federation], Engine]
+FLOWER: dict[str, Maker] = {"flower": _flower, "flower-bf16": partial(_flower, short=True)}
+"""A simulated federation; the second sends numbers of 16 bits."""
+ENGINES: dict[str, Maker] = {
     "auto": automatic,
     "sequential": Sequential,
     "stacked": Stacked,
     "threaded": Threaded,
+    **FLOWER,
 }

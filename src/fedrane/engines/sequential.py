@@ -36,7 +36,8 @@ class Sequential:
         def one(engine: Sequential, k: int) -> tuple[Client, Done, int]:
             client = engine.federation.client(k, round, rate, epochs)
             ctx = engine.context(server, owns.get(k), client)
-            return client, engine.train_client(ctx, k, round, epochs), engine.arriving(ctx.down, first=k not in owns)
+            down = tree.nbytes(engine.arriving(ctx.down, first=k not in owns))
+            return client, engine.train_client(ctx, k, round, epochs), down
 
         clients = sorted(clients)
         sizes = [len(self.federation.split.train[k]) for k in clients]
@@ -104,12 +105,12 @@ class Sequential:
             lambda engine, k: engine.predict(models[k], pool, rows[k]), range(len(models)), [len(r) for r in rows]
         )
 
-    def arriving(self, down: State, first: bool) -> int:
-        """The bytes that must really be sent: a parameter that never changes at the server goes to a client once."""
-        if not first:
-            changed = tree.pick(down.model.params, self.algorithm.changes)
-            down = State(Model(changed, down.model.stats), down.extra)
-        return tree.nbytes(down)
+    def arriving(self, down: State, first: bool) -> State:
+        """What must really be sent: a parameter that never changes at the server goes to a client once."""
+        if first:
+            return down
+        changed = tree.pick(down.model.params, self.algorithm.changes)
+        return State(Model(changed, down.model.stats), down.extra)
 
 
 def stack_clients(clients: Sequence[Client]) -> Client:

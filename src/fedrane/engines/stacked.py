@@ -297,7 +297,8 @@ class Stacked:
         for begin in range(0, len(order), self._slots):
             wave = order[begin : begin + self._slots]
             there = contexts(wave)  # not of all clients at once: some methods send much to each
-            down += sum(self.one_by_one.arriving(c.down, first=k not in owns) for k, c in zip(wave, there, strict=True))
+            arriving = [self.one_by_one.arriving(c.down, k not in owns) for k, c in zip(wave, there, strict=True)]
+            down += sum(map(tree.nbytes, arriving))
             parts += self._wave(there, [plans[k] for k in wave])
         if len(clients) == federation.population:  # while the device is still at work
             self._plans = {(k, round + 1, epochs): self._plan(k, round + 1, epochs) for k in clients}

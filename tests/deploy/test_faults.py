@@ -1,0 +1,150 @@
+"""Real processes that die, hang and lie: the round goes on with the others, and what clients keep stays right."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+
+import pytest
+
+import fedrane
+from asserts import same_bytes
+from deploy_federation import Federation, Program, controls_sum_up, until
+from fedrane.flower_app import models
+from harness import metrics
+
+LIAR = '''
+
+import numpy as np
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+
+honest, app = app, ClientApp()
+app.query()(honest)
+app.evaluate()(honest)
+app.evaluate("conclude")(honest)
+
+
+@app.train()
+def train(message, context):
+    """Clients 1 and 2 lie in another way in every round but the last."""
+    reply = honest(message, context)
+    lie = LIES.get((context.node_config["partition-id"], message.content["order"]["round"]))
+    if lie:
+        up, said = reply.content["up"], reply.content["said"]
+        lie(up, said, next(iter(up)))
+    return reply
+
+
+def lost(up, said, name):
+    raise RuntimeError("lost on the way")  # the client has kept its state, the server gets nothing
+
+
+def hundredfold(array):
+    return Array(np.tile(array.numpy(), (100,) + (1,) * (len(array.shape) - 1)))
+
+
+LIES = {
+    (1, 1): lambda up, said, name: up.__setitem__(name, Array(np.full_like(up[name].numpy(), np.nan))),
+    (2, 1): lambda up, said, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
+    (1, 2): lambda up, said, name: up.pop(name),
+    (2, 2): lambda up, said, name: up.__setitem__("more", up[name]),
+    (1, 3): lambda up, said, name: said.__setitem__("rows", -7),
+    (2, 3): lambda up, said, name: said.__setitem__("rows", 10**15),
+    (1, 4): lambda up, said, name: up.__setitem__(name, hundredfold(up[name])),
+    (2, 4): lost,
+}
+'''
+REASONS = [
+    {"1": "not finite", "2": "(1, 64)"},
+    {"1": "missing", "2": "not asked for"},
+    {"1": "-7", "2": "1000000000000000"},
+    {"1": "(12800, 64)", "2": "lost on the way"},
+    {},
+]
+
+
+def test_clients_that_lie_are_left_out(federation: Federation) -> None:
+    federation.app("liars", "method=scaffold")
+    path = federation.folder / "liars" / "app_liars" / "client_app.py"
+    path.write_text(path.read_text() + LIAR)
+    said = federation.submit("liars", "run-liars", timeout=300.0)
+    assert federation.finished("run-liars"), said + federation.logs()
+    lines = metrics(federation.folder / "run-liars")
+    assert [line["lost"] for line in lines] == [[1, 2]] * 4 + [[]]
+    for line, reasons in zip(lines, REASONS, strict=True):
+        assert line.get("refused", {}).keys() == reasons.keys()
+        for client, reason in reasons.items():
+            assert reason in line["refused"][client]
+            assert f"client {client} is left out" in said
+    controls_sum_up(federation, "run-liars")
+
+
+ROUND = 40
+"""Seconds until a round ends: three times what three clients need on two cores."""
+
+
+def submitted(federation: Federation, app: str, out: str, **config: object) -> Program:
+    """The page's command as a process of its own."""
+    script = federation.submission(app, out, **config)
+    return federation.start(out, f"bash -euc {shlex.quote(script)}")
+
+
+def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federation) -> None:
+    """The round ends by its timeout with the one that answered; the others come back with their states."""
+    federation.app("faults", "method=scaffold", "rounds=40", "eval_every=40")
+    out, folder = "run-faults", federation.folder / "run-faults"
+    hanging, killed = federation.programs["node-1"], federation.programs["node-2"]
+    run = submitted(federation, "faults", out, timeout=float(ROUND))
+    try:
+        until(lambda: federation.rounds(out) >= 1, "a round is done")
+        heard = [program.said.count("Receiving: train") for program in (hanging, killed)]
+        for program, before in zip((hanging, killed), heard, strict=True):
+            until(lambda p=program, n=before: p.said.count("Receiving: train") > n, "they train")  # type: ignore[misc]
+        hanging.send(signal.SIGSTOP)
+        since = len(killed.said)
+        killed.stop()
+        broken = federation.rounds(out) + 1
+        until(lambda: federation.rounds(out) >= broken, "the round ends without them")
+        line = metrics(folder)[broken - 1]
+        assert line["cohort"] == [0]
+        assert set(line["refused"].values()) == {f"no answer within {ROUND} s"}
+        assert ROUND <= line["seconds"] < 2 * ROUND
+        hanging.send(signal.SIGCONT)
+        federation.wait_for_node(2, since)
+        until(lambda: metrics(folder)[-1]["cohort"] == [0, 1, 2], "all take part again")
+    finally:
+        run.stop()
+        federation.programs["link"].stop()
+    controls_sum_up(federation, out)
+
+
+def test_a_server_that_is_killed_is_resumed_with_every_head_intact(federation: Federation) -> None:
+    """FedPer: the heads are with the clients, and the server has never seen them."""
+    federation.app("heads", "method=fedper", "rounds=2", "eval_every=2")
+    run = submitted(federation, "heads", "run-heads")
+    until(lambda: federation.rounds("run-heads") >= 1, "a round is done")
+    run.stop()
+    _restart(federation)
+    said = federation.submit("heads", "run-heads")
+    assert federation.finished("run-heads"), said + federation.logs()
+    local = fedrane.run(federation.experiment("heads").replace(engine="sequential", device="cpu"))
+    same_bytes(fedrane.load(federation.folder / "run-heads").server, local.server)
+    for k in range(3):
+        held = models(federation.folder / "clients" / str(k))["personal"]
+        same_bytes(dict(held.state_dict()), dict(local.personal(k).state_dict()))
+    assert metrics(federation.folder / "run-heads")[-1]["personal/clients"] == local.history[-1]["personal/clients"]
+
+
+def _restart(federation: Federation) -> None:
+    """All of Flower's processes at once, as after a power cut; the SuperLink had no database."""
+    federation.close()
+    federation.start_link()
+    federation.start_nodes()
+
+
+@pytest.fixture(autouse=True)
+def _alive(federation: Federation) -> None:
+    """A test that ends with dead processes starts them for the next."""
+    if not all(federation.programs[name].running for name in ("link", "node-0", "node-1", "node-2")):
+        _restart(federation)

@@ -1,0 +1,348 @@
+"""A federation of several machines, its server and clients as the app has them, on a grid without processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import fedrane
+from asserts import same_bytes
+from fedrane import Experiment, data
+from fedrane.cli import app as command
+from fedrane.data.own import read_labelled
+from fedrane.engines.flower import Fleet, TooFew
+from fedrane.errors import ConfigError, DataError
+from fedrane.flower_app import App, Settings, client, models, serve
+from fedrane.methods import METHODS
+from flower_grids import LoopGrid, as_over_flower, trained
+from harness import metrics
+
+CLIENTS = 4
+
+
+class Federation:
+    """An app in a folder, its clients' data and folders, and a grid to its nodes."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        settings = {"dataset": "digits", "model": "mlp", "clients": CLIENTS, "rounds": 4, "epochs": 1, "batch": 64}
+        settings |= {"participation": 0.5, "partition.alpha": 0.3, "device": "cpu"} | changes
+        words = [f"{key}={value}" for key, value in settings.items()]
+        done = CliRunner().invoke(command, ["flower", "new", str(folder / "app"), *words])
+        assert done.exit_code == 0, done.output
+        done = CliRunner().invoke(command, ["flower", "deal", str(folder / "app"), str(folder / "data")])
+        assert done.exit_code == 0, done.output
+        self.folder, self.app = folder, App.read(folder / "app" / "app_app")
+        self.grid: LoopGrid | None = None
+
+    def serve(self, nodes: int = CLIENTS, out: str = "run", **more: Any) -> Path:
+        """A run, or the rest of one."""
+        self.grid = self.connect(nodes, **{key: more.pop(key) for key in ("up", "down") if key in more})
+        settings = {"out": str(self.folder / out), "timeout": 0.5, "retries": 0, "wait": 0.1, "test_data": "digits"}
+        serve(self.app, Settings(**(settings | more)), self.grid)
+        return self.folder / out
+
+    def connect(self, nodes: int, **tampering: Any) -> LoopGrid:
+        configs = {k: self.config(k) for k in range(nodes)}
+        return LoopGrid(client(self.folder / "app" / "app_app"), range(nodes), configs=configs, **tampering)
+
+    def config(self, k: int) -> dict[str, Any]:
+        own = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
+        return {"partition-id": k, "class-counts": True, **own}
+
+    def personal(self, k: int) -> dict[str, Any]:
+        return models(self.folder / "clients" / str(k))
+
+    @cached_property
+    def local(self) -> fedrane.Result:
+        return fedrane.run(self.app.experiment.replace(engine="sequential"))
+
+
+def same_as_local(federation: Federation, out: Path) -> None:
+    """The server's state, every measure, and each client's models at its own place."""
+    local, remote = federation.local, fedrane.load(out)
+    same_bytes(remote.server, local.server)
+    for a, b in zip(metrics(out), as_over_flower(local), strict=True):
+        for key in b:
+            if key.endswith("/loss"):  # summed client by client, not over all rows at once
+                assert a[key] == pytest.approx(b[key], rel=1e-12)
+            else:
+                assert a[key] == b[key], key
+    for k in local.owns:  # one that was never sampled has trained for itself at the end
+        held = federation.personal(k)
+        for kind in local.algorithm.answers_on(local.task):
+            expected = local.model if kind == "global" else local.personal(k)
+            same_bytes(dict(held[kind].state_dict()), dict(expected.state_dict()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method=method, validation=0.2, rounds=2, batch=999)
+    same_as_local(federation, federation.serve())
+
+
+def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
+    """What the server is sent is what the method shares, and counts."""
+    federation = Federation(tmp_path, method="fedper", rounds=2)
+    federation.serve()
+    assert federation.grid is not None
+    replies = [m for m in federation.grid.seen if m.metadata.reply_to_message_id]
+    kinds = {name for reply in replies for name in reply.content}
+    assert kinds == {"me", "up", "metrics", "said", "personal.test"}
+    paths = {path for reply in replies for r in reply.content.array_records.values() for path in r}
+    assert paths == {path for path in paths if path.startswith("model/params/body.")}
+
+
+def test_a_client_counts_its_classes_only_if_it_wants_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(tmp_path, rounds=1, method="fedper")
+    shy = {k: v for k, v in federation.config(0).items() if k != "class-counts"}
+    configs: dict[int, Any] = {0: shy}
+    monkeypatch.setattr(federation, "config", lambda k: configs.get(k) or Federation.config(federation, k))
+    record = metrics(federation.serve())[-1]
+    assert "personal/accuracy" in record
+    assert "personal/recall" not in record
+
+
+COUNTS = {
+    "more hits than rows": {"hits": 10**6},
+    "negative": {"few": -1},
+    "not finite": {"loss": float("nan")},
+    "a number for a list": {"class_rows": 5},
+    "other classes": {"class_rows": [1, 2], "class_hits": [0, 0]},
+    "classes that do not sum up": {"class_rows": [1] * 10, "class_hits": [0] * 10},
+}
+
+
+@pytest.mark.parametrize("lie", COUNTS)
+def test_counts_that_cannot_be_are_left_out(lie: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1, method="fedper", participation=1.0, batch=999)
+
+    def up(reply: Message) -> Message:
+        record = reply.content.metric_records.get("personal.test")
+        if record is not None and reply.metadata.src_node_id == 1000:
+            for name, value in COUNTS[lie].items():
+                record[name] = value
+        return reply
+
+    record = metrics(federation.serve(up=up))[-1]
+    assert record["unevaluated"] == [0]
+    assert len(record["personal/clients"]) == CLIENTS - 1
+
+
+# ---- the server dies
+
+
+class Killed(BaseException):
+    pass
+
+
+def dying(round: int) -> Callable[[Message], Message]:
+    def down(message: Message) -> Message:
+        order = message.content.config_records.get("order")
+        if order and order["round"] == round and order["client"] % 2 == 1:
+            raise Killed
+        return message
+
+    return down
+
+
+@pytest.mark.parametrize("method", ["fedper", "scaffold", "ditto"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every: int, tmp_path: Path) -> None:
+    """Clients' states intact: those that had run ahead of the checkpoint go back with it."""
+    federation = Federation(tmp_path, method=method, checkpoint_every=every, participation=1.0, rounds=6)
+    for round in (2, 4, 6):
+        with pytest.raises(Killed):
+            federation.serve(down=dying(round))
+    same_as_local(federation, federation.serve())
+    assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
+
+
+def test_another_experiment_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1)
+    federation.serve()
+    federation.app = federation.app._replace(experiment=federation.app.experiment.replace(lr=0.5))
+    with pytest.raises(ConfigError, match="another experiment"):
+        federation.serve()
+
+
+def test_too_few_answers_stop_a_federation_and_lose_nothing(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="scaffold", participation=1.0)
+
+    def up(reply: Message) -> Message | None:
+        said = reply.content.config_records.get("said")
+        return None if said and said["round"] == 3 and said["client"] > 0 else reply
+
+    with pytest.raises(TooFew):
+        federation.serve(up=up, minimum=2)
+    same_as_local(federation, federation.serve())
+
+
+# ---- clients come late
+
+
+def test_all_clients_are_waited_for(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    with pytest.raises(ConfigError, match="client 2, 3 has not come"):
+        federation.serve(nodes=2)
+
+
+def guest(federation: Federation, folder: Path) -> dict[str, Any]:
+    """A client that is not of the roster, with rows of its own."""
+    rows = data.load("digits")
+    np.savez(folder / "late.npz", x=rows.x_test[:100], y=rows.y_test[:100])
+    return {"partition-id": 9, "data": str(folder / "late.npz"), "folder": str(folder / "clients" / "9")}
+
+
+BY_NUMBER = ["apple", "fedmtl"]
+"""They hold something for each client of the roster, and no model that is for everybody."""
+
+
+def with_guest(federation: Federation, folder: Path) -> tuple[Path, list[int]]:
+    """A run in whose second round a guest joins, and the rounds whose models it is given."""
+    config, rounds = guest(federation, folder), list[int]()
+
+    def down(message: Message) -> Message:
+        order, grid = message.content.config_records.get("order"), federation.grid
+        if order and order["round"] == 2 and grid is not None:
+            grid.configs[9] = config
+            grid.join(client=9, node=5)
+        if order and order["client"] == 9:
+            rounds.append(order["round"])
+        return message
+
+    return federation.serve(down=down), rounds
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in BY_NUMBER])
+def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(method: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=256)
+    out, rounds = with_guest(federation, tmp_path)
+    same_as_local(federation, out)  # the run itself takes no notice
+    assert rounds == [2, fedrane.load(out).round]
+    held = federation.personal(9)
+    x, y = read_labelled(tmp_path / "late.npz", federation.app.inputs.classes)
+    with torch.no_grad():
+        loss = {kind: F.cross_entropy(m(torch.from_numpy(x)), torch.from_numpy(y)) for kind, m in held.items()}
+    if method == "spherefed":  # its last stage trains nothing: what came is kept, under the head that was fixed
+        shared = (dict(held[kind].state_dict()) for kind in ("global", "personal"))
+        same_bytes(*({name: value for name, value in state.items() if "body" in name} for state in shared))
+    else:
+        assert loss["personal"] < loss.get("global", math.log(10))
+    if "global" in held:
+        same_bytes(dict(held["global"].state_dict()), dict(federation.local.model.state_dict()))
+
+
+@pytest.mark.parametrize("method", BY_NUMBER)
+def test_one_that_joins_where_there_is_no_model_for_it_is_told_so(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=999)
+    out, rounds = with_guest(federation, tmp_path)
+    same_as_local(federation, out)
+    assert not rounds
+    assert "client 9 came after the start: this method has nothing for it" in caplog.text
+
+
+def test_one_that_joins_after_the_end_gets_the_model(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="fedper", rounds=2)
+    out = federation.serve()
+    before = (out / "metrics.jsonl").read_bytes()
+    config = guest(federation, tmp_path)
+    federation.grid = federation.connect(0)
+    federation.grid.configs[9] = config
+    federation.grid.join(client=9, node=5)
+    serve(federation.app, Settings(str(out), timeout=0.5), federation.grid)
+    assert set(federation.personal(9)) == {"personal"}
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert not list(trained(federation.grid.seen))
+
+
+def test_predictions_at_the_client(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="fedrane", rounds=1, participation=1.0)
+    out = federation.serve()
+    folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
+    done = CliRunner().invoke(command, ["flower", "predict", folder, rows])
+    assert done.exit_code == 0, done.output
+    assert {"input", "class", "probability"} == set(json.loads(done.output.splitlines()[0]))
+    with pytest.raises(ConfigError, match="with their clients"):
+        fedrane.load(out).personal(1)
+    with pytest.raises(ConfigError, match="flwr run"):
+        fedrane.resume(out)
+
+
+# ---- what a client reads
+
+
+def test_labels_are_names_of_classes_or_their_places(tmp_path: Path) -> None:
+    x = np.zeros((3, 2), np.float32)
+    for y in (np.array(["c", "a", "c"]), np.array([2, 0, 2])):
+        np.savez(tmp_path / "rows.npz", x=x, y=y)
+        assert read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))[1].tolist() == [2, 0, 2]
+    np.savez(tmp_path / "rows.npz", x=x, y=np.array([2, 0, 3]))
+    with pytest.raises(DataError, match="label '3'"):
+        read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))
+
+
+def test_rows_of_another_shape_are_not_taken_in(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1, participation=1.0)
+    np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
+    out = federation.serve()
+    assert "shape" in metrics(out)[0]["refused"]["2"]
+
+
+def test_a_node_without_data_says_so(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1)
+    home = client(federation.folder / "app" / "app_app")
+    grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
+    heard: list[str] = []
+    fleet = Fleet(grid, "ab" * 16, timeout=0.1, tell=heard.append)
+    fleet.find()
+    assert not fleet.nodes
+    assert "has no data" in heard[0]
+
+
+def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> None:
+    """A node without a registered key has another name after each start; the old one fades only slowly."""
+    federation = Federation(tmp_path, rounds=1)
+    grid, heard = federation.connect(1), list[str]()
+    fleet = Fleet(grid, "ab" * 16, timeout=0.1, tell=heard.append)
+    fleet.find()
+    assert fleet.nodes == {0: 1000}
+    grid.join(client=0, node=5)
+    fleet.find()
+    assert fleet.nodes == {0: 1000}
+    assert "which node 1000 is" in heard[0]
+    del grid.online[1000]
+    fleet.find()
+    assert fleet.nodes == {0: 5}
+
+
+def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
+    Federation(tmp_path, rounds=1)
+    for words in (["new", str(tmp_path / "app")], ["certs", str(tmp_path / "app")]):
+        result = CliRunner().invoke(command, ["flower", *words])
+        assert isinstance(result.exception, ConfigError)
+
+
+def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
+    import tomllib
+
+    federation = Federation(tmp_path, rounds=1)
+    said = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings = Settings.read(said)
+    assert settings._replace(out="") == Settings(out="")
+    assert {key.replace("-", "_") for key in said} == set(Settings._fields)
+    with pytest.raises(ConfigError, match="minimal"):
+        Settings.read({"minimal": 3})
+    assert isinstance(federation.app.experiment, Experiment)

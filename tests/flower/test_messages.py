@@ -1,0 +1,384 @@
+"""What travels, what is refused, and what is left of a round when something goes wrong; without processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from torch import nn
+
+import fedrane
+from asserts import close, same_bytes, untimed
+from fedrane import Callback, tree
+from fedrane.engines import simulation
+from fedrane.engines.flower import TooFew
+from fedrane.methods import METHODS
+from flower_grids import looped, small, trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+
+
+def owns(result: Any) -> dict[str, Any]:
+    return {str(k): own for k, own in sorted(result.owns.items())}
+
+
+class Listener(Callback):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
+
+
+# ---- what travels
+
+
+def with_norm(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Its normalisation layer stays with a client under ``norm=local``."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, classes))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path: Path) -> None:
+    """Nor one that never changes at the server, but for the first time."""
+    experiment = small(method=name, rounds=2, participation=1.0, norm="local", model_head="4", eval_every=9, batch=999)
+    with looped(tmp_path) as loop:
+        result = fedrane.run(experiment.replace(engine="flower"), model=with_norm)
+    task, method = result.task, experiment.algorithm
+    parameters = task.init().params
+    assert any(task.private(name) for name in parameters)
+    met: set[int] = set()
+    for message in trained(loop.grid.seen):
+        order = message.content.config_records.get("order")
+        for kind, record in message.content.array_records.items():
+            params = [path.rpartition(tree.SEPARATOR)[2] for path in record]  # of a model, a control, a core alike
+            params = [name for name in params if name in parameters]
+            assert all(method._shared(task, p) for p in params), f"{kind} holds what stays with its client"
+            if kind == "up" or (kind == "down" and order and order["client"] in met):
+                assert all(method.trains(p) for p in params), f"{kind} holds what is frozen"
+        if order:
+            met.add(int(order["client"]))
+    assert met == set(range(6))
+
+
+def bytes_on_the_page() -> dict[str, list[int]]:
+    """The table of docs/deploy.md: each method's bytes down for the first time, down later, and up."""
+    rows = re.findall(r"^\| ([a-z, -]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text("utf-8"), re.M)
+    return {name: [int(n.replace(",", "")) for n in numbers] for names, *numbers in rows for name in names.split(", ")}
+
+
+def test_the_page_s_bytes_are_of_all_methods() -> None:
+    assert bytes_on_the_page().keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_are_those_of_the_arrays_that_travel_and_of_the_page(name: str, tmp_path: Path) -> None:
+    experiment = small(method=name, clients=3, participation=1.0, rounds=2, batch=999, eval_every=9)
+    with looped(tmp_path, nodes=3) as loop:
+        result = fedrane.run(experiment.replace(engine="flower"))
+    for way, key in (("down", "bytes_down"), ("up", "bytes_up")):
+        records = [m.content.array_records.get(way, {}) for m in trained(loop.grid.seen)]
+        assert sum(array.numpy().nbytes for r in records for array in r.values()) == sum(
+            record[key] for record in result.history
+        )
+    first, later = result.history[:2]
+    each = [first["bytes_down"], later["bytes_down"], later["bytes_up"]]
+    assert each == [3 * n for n in bytes_on_the_page()[name]]
+
+
+def test_short_numbers_halve_the_bytes_and_keep_the_accuracy(tmp_path: Path) -> None:
+    experiment = small(method="fedavg", rounds=10, participation=1.0, lr=0.2)
+    with looped(tmp_path):
+        short = fedrane.run(experiment.replace(engine="flower-bf16"))
+    whole = fedrane.run(experiment)
+    for key in ("bytes_up", "bytes_down"):
+        assert short.summary[key] == whole.summary[key] / 2
+    close(short.server, whole.server, 0.02)
+    assert abs(short.history[-1]["global/accuracy"] - whole.history[-1]["global/accuracy"]) < 0.02
+    assert not tree.equal(short.server, whole.server)
+
+
+# ---- losses
+
+
+def lose(rounds: set[int], clients: set[int]) -> Callable[[Message], Message | None]:
+    """An upload lost after the client has sent it."""
+
+    def up(reply: Message) -> Message | None:
+        said = reply.content.config_records.get("said")
+        lost = said is not None and said["round"] in rounds and said["client"] in clients
+        return None if lost else reply
+
+    return up
+
+
+def test_a_lost_upload_leaves_the_controls_summed_up(tmp_path: Path, brief: None) -> None:
+    """SCAFFOLD: c is the mean of the c_i, whoever was lost in whichever round."""
+    with looped(tmp_path, up=lose({2, 3}, {0, 1, 4})):
+        result = fedrane.run(
+            small(method="scaffold", engine="flower", rounds=6, participation=1.0, precision="float64")
+        )
+    lost = [record["lost"] for record in result.history]
+    assert lost == [[], [0, 1, 4], [0, 1, 4], [], [], []]
+    assert "no answer" in result.history[1]["refused"]["0"]
+    control = result.server.extra["control"]
+    mean = {name: sum(own.extra["control"][name] for own in result.owns.values()) / 6 for name in control}
+    close(mean, control, 1e-13)
+
+
+def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> None:
+    local = fedrane.run(small(method="scaffold", dropout=0.4, participation=1.0))
+    gone = {(record["round"], k) for record in local.history for k in record["lost"]}
+    assert gone
+
+    def up(reply: Message) -> Message | None:
+        said = reply.content.config_records.get("said")
+        return None if said and (said["round"], said["client"]) in gone else reply
+
+    with looped(tmp_path, up=up):
+        result = fedrane.run(small(method="scaffold", engine="flower", participation=1.0))
+    same_bytes(result.server, local.server)
+    same_bytes(owns(result), owns(local))
+    assert [r["lost"] for r in result.history] == [r["lost"] for r in local.history]
+
+
+def test_too_few_answers_stop_the_run_and_lose_nothing(
+    tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, out = small(method="fedper", engine="flower", participation=1.0), tmp_path / "run"
+    original = simulation.Fleet
+    monkeypatch.setattr(simulation, "Fleet", lambda *a, **k: original(*a, **{"minimum": 4, "retries": 1, **k}))
+    with looped(tmp_path / "a", up=lose({3}, {0, 1, 2})), pytest.raises(TooFew, match="3 of 6"):
+        fedrane.run(experiment, out)
+    with looped(tmp_path / "b"):
+        resumed = fedrane.resume(out)
+    whole = fedrane.run(experiment.replace(engine="sequential"))
+    same_bytes(resumed.server, whole.server)
+    same_bytes(owns(resumed), owns(whole))
+
+
+def test_a_repeated_round_asks_only_those_who_are_missing(
+    tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = simulation.Fleet
+    monkeypatch.setattr(simulation, "Fleet", lambda *a, **k: original(*a, **{"minimum": 6, "retries": 1, **k}))
+    lost: list[int] = []
+
+    def up(reply: Message) -> Message | None:
+        said = reply.content.config_records.get("said")
+        if said and said["round"] == 2 and said["client"] < 3 and said["client"] not in lost:
+            lost.append(int(said["client"]))
+            return None
+        return reply
+
+    experiment = small(method="scaffold", rounds=3, participation=1.0)
+    listener = Listener()
+    with looped(tmp_path, up=up) as loop:
+        result = fedrane.run(experiment.replace(engine="flower"), callbacks=[listener])
+    assert lost == [0, 1, 2]
+    assert any("asked again" in text for text in listener.heard)
+    assert len(list(trained(loop.grid.seen))) == 2 * (3 * 6 + 3)
+    same_bytes(result.server, fedrane.run(experiment).server)
+
+
+# ---- bad answers
+
+
+def poison(reply: Message, change: Callable[[Any], None]) -> Message:
+    change(reply.content)
+    return reply
+
+
+def _replace(content: Any, value: Array) -> None:
+    first = next(iter(content.array_records["up"]))
+    content.array_records["up"][first] = value
+
+
+def _first(content: Any) -> Any:
+    return next(iter(content.array_records["up"].values())).numpy()
+
+
+THREE = small(method="scaffold", engine="flower", rounds=3, participation=1.0, batch=999, eval_every=9)
+
+
+def second(reply: Message) -> bool:
+    """Whether this is the answer of client 2 in round 2."""
+    said = reply.content.config_records.get("said")
+    return said is not None and said["client"] == 2 and said["round"] == 2
+
+
+BAD: dict[str, Callable[[Any], Any]] = {
+    "nan": lambda c: _replace(c, Array(np.full_like(_first(c), np.nan))),
+    "a wrong shape": lambda c: _replace(c, Array(np.zeros((2, *_first(c).shape), np.float32))),
+    "a wrong type": lambda c: _replace(c, Array(_first(c).astype(np.float64))),
+    "a missing key": lambda c: c.array_records["up"].pop(next(iter(c.array_records["up"]))),
+    "an extra key": lambda c: c.array_records["up"].__setitem__("more", Array(np.zeros(1, np.float32))),
+    "a hundred times the size": lambda c: _replace(c, Array(np.zeros((100, *_first(c).shape), np.float32))),
+    "a negative number of rows": lambda c: c.config_records["said"].__setitem__("rows", -5),
+    "a huge number of rows": lambda c: c.config_records["said"].__setitem__("rows", 10**15),
+    "another round": lambda c: c.config_records["said"].__setitem__("round", 99),
+    "no rows": lambda c: c.config_records["said"].pop("rows"),
+    "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
+    "no metrics": lambda c: c.pop("metrics"),
+    "no arrays": lambda c: c.pop("up"),
+    "nothing": lambda c: c.clear(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, lost_once: fedrane.Result) -> None:
+    """As if that client's answer had been lost: said to the user and in the metrics."""
+    listener = Listener()
+    with looped(tmp_path / "bad", up=lambda reply: poison(reply, BAD[bad]) if second(reply) else reply):
+        result = fedrane.run(THREE, callbacks=[listener])
+    assert [record["lost"] for record in result.history] == [[], [2], []]
+    assert list(result.history[1]["refused"]) == ["2"]
+    assert any("client 2 is left out" in text for text in listener.heard)
+
+    same_bytes(result.server, lost_once.server)
+    same_bytes(owns(result), owns(lost_once))
+
+
+@pytest.fixture(scope="module")
+def lost_once(tmp_path_factory: pytest.TempPathFactory) -> fedrane.Result:
+    """The run in which the client's answer is an error of Flower's."""
+
+    def up(reply: Message) -> Message:
+        if not second(reply):
+            return reply
+        error = Message(Error(code=0, reason="gone"), reply_to=reply)
+        error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return error
+
+    with looped(tmp_path_factory.mktemp("lost"), up=up):
+        return fedrane.run(THREE)
+
+
+@pytest.mark.parametrize("said", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])
+def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(said: Any, tmp_path: Path, brief: None) -> None:
+    def up(reply: Message) -> Message:
+        me = reply.content.config_records.get("me")
+        if me is not None and me["client"] == 3:
+            reply.content["me"] = ConfigRecord({"client": said[0], "rows": said[1]})
+        return reply
+
+    listener = Listener()
+    with looped(tmp_path, up=up):
+        result = fedrane.run(
+            small(method="fedavg", engine="flower", rounds=2, participation=1.0, batch=999, eval_every=9),
+            callbacks=[listener],
+        )
+    assert [record["lost"] for record in result.history] == [[3], [3]]
+    assert any("not taken in" in text for text in listener.heard)
+
+
+# ---- nodes that come and go
+
+
+def test_a_node_that_comes_back_under_another_name_keeps_its_state(tmp_path: Path) -> None:
+    """A restarted node has a new context; its folder has what it kept."""
+    experiment = small(method="fedper", participation=1.0)
+    nodes: dict[str, Any] = {}
+
+    def down(message: Message) -> Message:
+        order = message.content.config_records.get("order")
+        grid = nodes["grid"]
+        if order and order["round"] == 3 and order["client"] == 0 and 1000 in grid.online:
+            grid.contexts.clear()
+        return message
+
+    with looped(tmp_path, down=down) as loop:
+        nodes["grid"] = loop.grid
+        result = fedrane.run(experiment.replace(engine="flower"))
+    same_bytes(owns(result), owns(fedrane.run(experiment)))
+
+
+def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
+    listener = Listener()
+    with looped(tmp_path) as loop:
+        loop.grid.join(client=0, node=5)
+        result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0), callbacks=[listener])
+    assert len(result.history[0]["cohort"]) == 6
+    assert any("left out" in text and "client 0" in text for text in listener.heard)
+
+
+def test_a_client_that_lost_its_folder_is_left_out(tmp_path: Path) -> None:
+    """Its state cannot be guessed: SCAFFOLD's sum would not hold."""
+
+    def down(message: Message) -> Message:
+        order = message.content.config_records.get("order")
+        if order and order["round"] == 2 and order["client"] == 1:
+            for path in tmp_path.rglob("client-000001/*/round-*"):
+                path.unlink()
+            for context in nodes["grid"].contexts.values():
+                context.state.clear()
+        return message
+
+    nodes: dict[str, Any] = {}
+    with looped(tmp_path, down=down) as loop:
+        nodes["grid"] = loop.grid
+        result = fedrane.run(small(method="scaffold", engine="flower", rounds=2, participation=1.0))
+    assert result.history[1]["lost"] == [1]
+    assert "is lost" in result.history[1]["refused"]["1"]
+
+
+def test_what_was_sent_once_is_sent_again_to_one_that_has_lost_it(tmp_path: Path) -> None:
+    """After a resume the server does not know what its clients still hold."""
+    experiment = small(method="fedrane", participation=1.0, rounds=4)
+    rounds = iter(range(1, 9))
+    with looped(tmp_path / "a"):
+        fedrane.run(experiment.replace(engine="flower"), tmp_path / "run", stop=lambda: next(rounds) == 2)
+    with looped(tmp_path / "b") as loop:
+        resumed = fedrane.resume(tmp_path / "run")
+    assert any("forgot" in m.content.config_records for m in trained(loop.grid.seen))
+    whole = fedrane.run(experiment)
+    same_bytes(resumed.server, whole.server)
+    same_bytes(owns(resumed), owns(whole))
+    assert untimed(resumed.history)[-1]["global/accuracy"] == untimed(whole.history)[-1]["global/accuracy"]
+
+
+def test_a_message_for_another_client_is_refused_by_it(tmp_path: Path) -> None:
+    def down(message: Message) -> Message:
+        order = message.content.config_records.get("order")
+        if order and order["client"] == 1:
+            order["client"] = 2
+        return message
+
+    with looped(tmp_path, down=down):
+        result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
+    assert result.history[0]["lost"] == [1]
+    assert "this is client 1" in result.history[0]["refused"]["1"]
+
+
+@pytest.mark.parametrize("change", ["network", "version", "type"])
+def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: Path) -> None:
+    def down(message: Message) -> Message:
+        order, content = message.content.config_records.get("order"), message.content
+        if order and order["client"] == 1 and change == "version":
+            order["more"] = 1
+        elif order and order["client"] == 1 and change == "type":
+            order["epochs"] = "five"
+        elif order and order["client"] == 1:
+            order["layout"] = str(order["layout"]).replace("[10, 64]", "[10, 63]").replace("[10]", "[11]")
+            content["down"] = ArrayRecord({k: Array(np.zeros((11,), np.float32)) for k in content["down"]})
+        return message
+
+    with looped(tmp_path, down=down):
+        result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
+    assert result.history[0]["lost"] == [1]
+
+
+def test_no_answer_at_all_stops_the_run(tmp_path: Path) -> None:
+    with looped(tmp_path, up=_refusing), pytest.raises(TooFew, match="client 0: no"):
+        fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
+
+
+def _refusing(reply: Message) -> Message:
+    if "said" in reply.content.config_records:
+        reply.content = type(reply.content)({"refused": ConfigRecord({"why": "no"})})
+    return reply
