@@ -59,7 +59,7 @@ def federation(
 
 
 def quick(**changes: Any) -> Experiment:
-    """An experiment of a second."""
+    """An experiment of a second, by the reference engine."""
     settings: dict[str, Any] = {
         "dataset": "digits",
         "model": "mlp",
@@ -67,6 +67,7 @@ def quick(**changes: Any) -> Experiment:
         "rounds": 3,
         "epochs": 1,
         "batch": 64,
+        "engine": "sequential",
     }
     return Experiment(**(settings | changes))
 

@@ -97,6 +97,7 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
         "model_head": "head",
         "precision": "float64",
         "device": "cpu",
+        "engine": "sequential",
     }
     return Experiment(method=algorithm, **(settings | changes))
 

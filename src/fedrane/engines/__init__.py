@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
@@ -95,25 +97,38 @@ from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the 
 from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
-
 SEVERAL, LIGHT = 5, 16_000_000
 """On a CPU this many clients are stacked if a batch takes them at most so many multiply-adds (docs/performance.md)."""
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
     """The fastest: on a GPU stacked; on a CPU stacked where steps are many and light, else a client a core."""
-    light = federation.population >= SEVERAL and federation.batch * multiply_adds(federation) <= LIGHT
+    light = federation.population >= SEVERAL and federation.batch * multiply_adds(algorithm, federation) <= LIGHT
     return (Stacked if federation.task.device.type == "cuda" or light else Threaded)(algorithm, federation)
 
 
 @torch.no_grad()
-def multiply_adds(federation: Federation) -> int:
+def multiply_adds(algorithm: Algorithm, federation: Federation) -> int:
     """Of the network's answer to one row."""
     task = federation.task
-    net = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
-    with FlopCounterMode(display=False) as counter:
-        net.head(net.body(federation.train.take(np.zeros(1, dtype=np.int64))[0]))
-    return counter.get_total_flops() // 2
+    x, live = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
+    with _Products() as counter:
+        algorithm.predict(task, task.init(), x, live)
+    return int(counter.found)
+
+
+class _Products(TorchFunctionMode):
+    """Counts the multiply-adds of convolutions and products; the library's own counter takes a second to start."""
+
+    found = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (F.linear, torch.conv1d, torch.conv2d, torch.conv3d):
+            self.found += out.numel() * args[1][0].numel()
+        elif func in (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__):
+            self.found += out.numel() * args[0].shape[-1]
+        return out
 
 
 Maker = Callable[[Algorithm, Federation], Engine]

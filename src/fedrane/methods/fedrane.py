@@ -109,8 +109,7 @@ class FedRANE(Algorithm):
         return sphere.unit(z) if self.head == "orthonormal" else z
 
     def _augment(self, net: Net, z: Tensor, live: Tensor) -> tuple[Tensor, graph.Relations]:
-        source = z if self.graph_gradient else z.detach()
-        how = (self.relation, self.alternations, self.closed_form)
+        source, how = z if self.graph_gradient else z.detach(), (self.relation, self.alternations, self.closed_form)
         relations = graph.relations(source, live, *how, differentiable=self.graph_gradient)
         return self._place(net.part("relate", z, relations.adjacency, live)), relations
 
