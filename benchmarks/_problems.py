@@ -13,14 +13,16 @@ from fedrane.data.partition import Partitioning
 from fedrane.experiment import Experiment
 
 SHAPES = {"fmnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}
-MODELS = {"fmnist": "convnet", "cifar10": "resnet18"}
+MODELS = {"fmnist": "convnet", "cifar10": "resnet18", "digits": "mlp"}
+MANY = {"clients": 100, "batch": 16}
+"""Of digits there are few: a hundred clients with about a dozen rows each."""
 RATES = {"fedavg": 0.05, "fedrane": 0.3}
 
 
 def dataset(name: str, root: Path | None) -> Dataset:
     """The real one, or noise of its shape: the time of a step does not depend on the pixels."""
-    if root is not None:
-        return data.load(name, root, 0)
+    if root is not None or name == "digits":
+        return data.load(name, root or Path(), 0)
     shape, rows = SHAPES[name]
     numbers = np.random.Generator(np.random.Philox(0))
     y = numbers.integers(0, 10, rows + 10_000)
@@ -30,7 +32,7 @@ def dataset(name: str, root: Path | None) -> Dataset:
 
 
 def experiment(name: str, method: str, **changes: Any) -> Experiment:
-    """The setting of the measurements: 20 clients, α 0.5, batches of 128."""
+    """The setting of the measurements: 20 clients, α 0.5, batches of 128; for digits ``MANY``."""
     settings: dict[str, Any] = {"clients": 20, "epochs": 5, "batch": 128, "lr": RATES.get(method, 0.05)}
     settings |= {"method": method, "model": MODELS[name], "partition": Partitioning(alpha=0.5), "eval_every": 10_000}
-    return Experiment(**settings | changes)
+    return Experiment(**settings | (MANY if name == "digits" else {}) | changes)

@@ -99,7 +99,7 @@ def test_a_mistake_in_a_hook_is_not_hidden() -> None:
 
 def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
-    monkeypatch.setattr(stacked, "MOST", 3)
+    monkeypatch.setitem(stacked.MOST, "cpu", 3)
     waves = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
     close(conformance.states(whole), conformance.states(waves), 1e-12)
 

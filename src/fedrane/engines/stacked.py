@@ -33,7 +33,7 @@ from fedrane.federation import Federation, Pool, one_of
 from fedrane.models.stacked import AsProducts
 from fedrane.task import Batch, Client, Context, Model, State
 
-MOST = 64
+MOST = {"cuda": 64, "cpu": 256}
 """Clients in a stack: more of them add little speed."""
 SHARE = 0.5
 """The part of the free memory that a stack may take."""
@@ -60,13 +60,17 @@ class _Split(NamedTuple):
     @classmethod
     def of(cls, contexts: list[Context]) -> _Split:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
-        trees = [(c.down, (c.own, _columns(c.client))) for c in contexts]
-        if len({str(pytree.tree_structure(t)) for t in trees}) > 1:
+        flat = [pytree.tree_flatten((c.down, (c.own, _columns(c.client)))) for c in contexts]
+        shape = flat[0][1]
+        if any(other != shape for _, other in flat):
             raise Cannot("its hooks join and finish give a client trees of different shapes to keep")
-        sent, columns = len(pytree.tree_leaves(trees[0][0])), list(zip(*map(pytree.tree_leaves, trees), strict=True))
+        sent, columns = (
+            len(pytree.tree_leaves(contexts[0].down)),
+            list(zip(*(leaves for leaves, _ in flat), strict=True)),
+        )
         same = tuple(i < sent and all(leaf is c[0] for leaf in c) for i, c in enumerate(columns))
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
-        return cls(leaves, same, pytree.tree_structure(trees[0]), len(trees))
+        return cls(leaves, same, shape, len(contexts))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
@@ -258,6 +262,7 @@ class Stacked:
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         self.algorithm, self.federation = algorithm, federation
         self.device = federation.task.device
+        self.most = MOST.get(self.device.type, 64)
         self.one_by_one = Sequential(algorithm, federation)
         self.alone = False
         self._slots = 0
@@ -351,11 +356,11 @@ class Stacked:
     def _choose_slots(self, contexts: Callable[[], list[Context]], plan: Plan, clients: int) -> int:
         """As many clients in a stack as memory allows; said."""
         if self.device.type != "cuda":
-            return min(clients, MOST)
+            return min(clients, self.most)
         need = self._weigh(contexts, plan)
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        slots = max(1, min(clients, MOST, int(SHARE * (free + reserved) / max(need, 1))))
+        slots = max(1, min(clients, self.most, int(SHARE * (free + reserved) / max(need, 1))))
         gib = 2**30
         self._said.append(
             f"{slots} clients side by side: one takes {need / gib:.2f} of {(free + reserved) / gib:.0f} GiB free "
@@ -389,7 +394,7 @@ class Stacked:
         """Stacked as far as memory was found to allow for training, in which a client takes more."""
         if self.alone:
             return self.one_by_one.predict_each(models, pool, rows)
-        slots, found = self._slots or MOST, list[Predicted]()
+        slots, found = self._slots or self.most, list[Predicted]()
         try:
             for i in range(0, len(models), slots):
                 found += self._predict(models[i : i + slots], pool, rows[i : i + slots])
