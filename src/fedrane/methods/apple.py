@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops import cores
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
@@ -37,7 +37,7 @@ class APPLE(Algorithm):
     """Every client mixes all clients' core models by coefficients that it learns."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
-
+    grid: ClassVar[Grid] = {"strength": (0.01, 0.1), "coefficient_rate": (0.001, 0.01)}
     coefficient_rate: float = 0.001
     strength: float = 0.1  # μ
     schedule: str = "exponential"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Work
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Grid, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
@@ -28,6 +28,7 @@ class FedBABU(Algorithm):
     """A body trained under a fixed random head; each client tunes a copy in the end."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    grid: ClassVar[Grid] = {"tune_rate": (0.03, 0.1, 0.3)}
 
     tune: str = "full"
     tune_epochs: int = 5  # τ_f

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_ranges
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from fedrane.tree import Tensors
@@ -43,6 +43,7 @@ class FedMTL(Algorithm):
     """Times 1/N, the least eigenvalue of Ω."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    grid: ClassVar[Grid] = {"strength": (0.01, 0.03, 0.1)}
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), floor=(1e-6, 1))

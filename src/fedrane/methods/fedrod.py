@@ -23,7 +23,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fedrane import tree
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Outcome
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Outcome
 from fedrane.errors import check_ranges
 from fedrane.ops.balance import balanced_cross_entropy
 from fedrane.task import Batch, Context, Model, State, Task, cross_entropy
@@ -42,6 +42,7 @@ class FedRoD(Algorithm):
     """A generic predictor for balanced classes, and a personal one added to it."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    grid: ClassVar[Grid] = {"balance": (0.5, 1.0)}
 
     balance: float = 1.0  # γ
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops.sphere import unit
 from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, mean_over_live
@@ -35,6 +35,7 @@ from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entro
 class MOON(Algorithm):
     """FedAvg with a contrast between the global, the current and the former local model."""
 
+    grid: ClassVar[Grid] = {"strength": (0.1, 1.0, 5.0, 10.0)}
     strength: float = 5.0  # μ
     temperature: float = 0.5  # τ
     width: int = 256  # of the projection

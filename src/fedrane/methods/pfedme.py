@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Outcome, Work, sample_ratio
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work, sample_ratio
 from fedrane.errors import ConfigError, check_ranges
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
@@ -33,6 +33,7 @@ class PFedMe(Algorithm):
     """Personal models near a global one that descends on their Moreau envelopes."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    grid: ClassVar[Grid] = {"strength": (5.0, 15.0), "outer_rate": (0.02, 0.05)}
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K
