@@ -60,17 +60,18 @@ class _Split(NamedTuple):
     @classmethod
     def of(cls, contexts: list[Context]) -> _Split:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
-        flat = [pytree.tree_flatten((c.down, (c.own, _columns(c.client)))) for c in contexts]
-        shape = flat[0][1]
-        if any(other != shape for _, other in flat):
+        trees = [{"down": c.down, "own": c.own, "client": _columns(c.client)} for c in contexts]
+        flat = [tree.flatten(one) for one in trees]
+        names = list(flat[0])
+        if any(list(other) != names for other in flat):
             raise Cannot("its hooks join and finish give a client trees of different shapes to keep")
-        sent, columns = (
-            len(pytree.tree_leaves(contexts[0].down)),
-            list(zip(*(leaves for leaves, _ in flat), strict=True)),
+        columns = list(zip(*(one.values() for one in flat), strict=True))
+        same = tuple(
+            name.startswith(f"down{tree.SEPARATOR}") and all(leaf is column[0] for leaf in column)
+            for name, column in zip(names, columns, strict=True)
         )
-        same = tuple(i < sent and all(leaf is c[0] for leaf in c) for i, c in enumerate(columns))
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
-        return cls(leaves, same, shape, len(contexts))
+        return cls(leaves, same, pytree.tree_structure(trees[0]), len(contexts))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
@@ -254,8 +255,9 @@ class _Lane:
         return [_last(leaf) for leaf in found]
 
     def _context(self, leaves: list[Tensor], shape: Any) -> Context:
-        down, (own, columns) = pytree.tree_unflatten(leaves, shape)
-        return Context(down, own, Client(**columns, population=self.federation.population))
+        found = pytree.tree_unflatten(leaves, shape)
+        client = Client(**found["client"], population=self.federation.population)
+        return Context(found["down"], found["own"], client)
 
 
 class Stacked:
