@@ -29,14 +29,17 @@ from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
-from fedrane.terminal import INTERRUPTED, Words
-from fedrane.terminal import Stop as _Stop
-from fedrane.terminal import console_for as _console
-from fedrane.terminal import experiment_of as _experiment
-from fedrane.terminal import say as _say
-from fedrane.terminal import show as _show
-from fedrane.terminal import watching as _watching
-from fedrane.terminal import write_line as _write_line
+from fedrane.terminal import (
+    INTERRUPTED,
+    Stop,
+    Words,
+    console_for,
+    experiment_of,
+    say,
+    show,
+    watching,
+    write_line,
+)
 
 app = typer.Typer(
     help="Federated learning on data that differ from client to client.",
@@ -64,7 +67,7 @@ def main() -> None:
     try:
         app()
     except FedraneError as error:
-        _console(True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console_for(True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -80,12 +83,12 @@ def top(version: Annotated[bool, typer.Option("--version", help="Show the versio
 
 def _conclude(console: Console, result: Result, as_json: bool) -> None:
     if not result.finished:
-        _say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
+        say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         only = comparison.Comparison({result.experiment.method_name: [result.summary]}, result.folder or Path())
-        _show(console, only.table())
-        _say(console, f"results: {result.folder}")
+        show(console, only.table())
+        say(console, f"results: {result.folder}")
 
 
 @app.command("run")
@@ -109,16 +112,16 @@ def run_command(
     precision eval_every partition.kind partition.alpha method.FIELD … (all of them: docs/guide.md). A set of values
     by name: preset=paper.
     """
-    experiment = _experiment(words, data_root)
+    experiment = experiment_of(words, data_root)
     folder = out or _new_folder(experiment)
-    console = _console(as_json)
+    console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
-    with _Stop(console).listening() as stop, _watching(console, as_json, quiet, board) as watch:
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
         profiler = Profiler(folder / "trace.json") if trace else None
         result = run(experiment, folder, callbacks=[*watch, *([profiler] if profiler else [])], stop=stop)
     if profiler and not as_json:
-        _show(console, display.profile_table(profiler))
-        _say(console, f"trace: {profiler.path} (open it at ui.perfetto.dev)")
+        show(console, display.profile_table(profiler))
+        say(console, f"trace: {profiler.path} (open it at ui.perfetto.dev)")
     _conclude(console, result, as_json)
 
 
@@ -137,9 +140,9 @@ def resume_command(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped or killed; the end is the same, bit for bit."""
-    console = _console(as_json)
+    console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
-    with _Stop(console).listening() as stop, _watching(console, as_json, quiet, board) as watch:
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
         result = resume(folder, callbacks=watch, stop=stop)
     _conclude(console, result, as_json)
 
@@ -163,25 +166,25 @@ def compare_command(
         raise ConfigError(f"--seeds {seeds}", "it counts repetitions", "Use 1 or more")
     experiments = _experiments(list(words or []), [n.strip() for n in names.split(",") if n.strip()], data_root)
     first = next(iter(experiments.values())).seed
-    console = _console(as_json)
+    console = console_for(as_json)
 
-    with _Stop(console).listening() as stop, ExitStack() as watchers:
+    with Stop(console).listening() as stop, ExitStack() as watchers:
 
         def watch(name: str, seed: int) -> Sequence[Callback]:
-            return watchers.enter_context(_watching(console, as_json, quiet, None, f"{name}, seed {seed} "))
+            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} "))
 
         done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
     if done is None:
-        _say(console, f"stopped; the same command goes on from here ({out})")
+        say(console, f"stopped; the same command goes on from here ({out})")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        _show(console, done.table())
-        _say(console, f"results: {out}")
+        show(console, done.table())
+        say(console, f"results: {out}")
     folders = [comparison.run_folder(out, name, seed) for name in experiments for seed in range(first, first + seeds)]
     written = _page(console, folders, out / "report.html", data_root, quiet or as_json) if page else None
     if as_json:
         told = {"runs": done.runs, "diverged": done.diverged, "report": str(written) if written else None}
-        _write_line(json.dumps({"event": "comparison", **told}) + "\n")
+        write_line(json.dumps({"event": "comparison", **told}) + "\n")
     if done.diverged:
         raise typer.Exit(1)
 
@@ -189,13 +192,13 @@ def compare_command(
 def _page(console: Console, folders: Sequence[Folder], out: Path, data_root: str, quiet: bool) -> Path | None:
     """The report on a comparison; that it cannot be made must not make the comparison fail."""
     runs = [folder.path for folder in folders if folder.holds_run()]
-    tell = (lambda text: None) if quiet else (lambda text: _say(console, text))
+    tell = (lambda text: None) if quiet else (lambda text: say(console, text))
     try:
         written = report.write(runs, out, data_root=data_root, tell=tell)
     except FedraneError as error:
-        _say(console, f"no page was written: {error}")
+        say(console, f"no page was written: {error}")
         return None
-    _say(console, f"page: {written}")
+    say(console, f"page: {written}")
     return written
 
 
@@ -220,14 +223,14 @@ def report_command(
 
     It needs no network, and nothing but a browser. Runs that differ in their seed alone are put together.
     """
-    console = _console(False)
-    tell = (lambda text: None) if quiet else (lambda text: _say(console, text))
+    console = console_for(False)
+    tell = (lambda text: None) if quiet else (lambda text: say(console, text))
     written = report.write(
         runs, out, figures=figures, title=title, target=target, samples=samples, data_root=data_root, tell=tell
     )
-    _say(console, f"page: {written}")
+    say(console, f"page: {written}")
     if figures:
-        _say(console, f"figures: {figures}")
+        say(console, f"figures: {figures}")
 
 
 def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
@@ -239,7 +242,7 @@ def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str
     own = {name: [w for w in words if w.startswith(f"{name}.")] for name in names}
     shared = [w for w in words if not any(w in mine for mine in own.values())]
     return {
-        name: _experiment(
+        name: experiment_of(
             [*shared, f"method={name}", *(f"method.{w.removeprefix(name + '.')}" for w in mine)], data_root
         )
         for name, mine in own.items()
@@ -263,13 +266,13 @@ def predict_command(
     answers = list(answer(model, rows, saved.experiment.batch))
     if as_json:
         for a in answers:
-            _write_line(json.dumps(a) + "\n")
+            write_line(json.dumps(a) + "\n")
         return
     table = plain_table("input", "class")
     table.add_column("probability", justify="right")
     for a in answers:
         table.add_row(escape(a["input"]), escape(a["class"]), f"{a['probability']:.3f}")
-    _console(False).print(table)
+    console_for(False).print(table)
 
 
 # ---- data
@@ -282,32 +285,32 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
     states = catalogue.status(root)
     if as_json:
         for state in states:
-            _write_line(json.dumps(asdict(state), default=str) + "\n")
+            write_line(json.dumps(asdict(state), default=str) + "\n")
         return
     table = plain_table("dataset", "classes", "shape", "train", "test", "where, or how to get it")
     for known in states:
         shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
         table.add_row(known.name, str(known.classes), shape, f"{known.train:,}", f"{known.test:,}", where)
-    console = _console(False)
-    _show(console, table)
+    console = console_for(False)
+    show(console, table)
     console.print(f"data root: {root}", highlight=False, soft_wrap=True)
 
 
 @data_app.command("get")
 def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
     """Download a dataset, or the rest of one; checked, and in place only when whole."""
-    console = _console(False)
+    console = console_for(False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console) as bar:
         tasks: dict[str, Any] = {}
 
-        def show(done: int, total: int | None, label: str) -> None:
+        def advance(done: int, total: int | None, label: str) -> None:
             if label not in tasks:
                 tasks[label] = bar.add_task(label, total=total)
             bar.update(tasks[label], completed=done, total=total)
 
-        said = download.get(name, catalogue.data_root(data_root or None), show)
-    _say(console, said)
+        said = download.get(name, catalogue.data_root(data_root or None), advance)
+    say(console, said)
 
 
 @app.command("partition")
@@ -318,18 +321,18 @@ def partition_command(
     data_root: DataRoot = "",
 ) -> None:
     """Show how an experiment's rows lie with the clients, without running it."""
-    experiment = _experiment(words, data_root)
+    experiment = experiment_of(words, data_root)
     rows = as_dataset(experiment, None)
     experiment = resolve(experiment, rows, False, False)
     partition = make_partition(experiment, rows)
-    console = _console(False)
+    console = console_for(False)
     counts = partition.counts(rows.y, len(rows.classes))
     held = (counts > 0).sum(1)
     how = experiment.partition
     title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
         f", α {how.alpha:g}" if uses_alpha(how) else ""
     )
-    _say(console, title)
+    say(console, title)
     table = plain_table("", "fewest", "median", "most")
     for name, values in (("rows a client", counts.sum(1)), ("classes a client", held)):
         table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
@@ -338,10 +341,10 @@ def partition_command(
         from fedrane.report.partition_plot import draw  # matplotlib is slow to import
 
         draw(partition, rows.y, rows.classes, plot, title)
-        _say(console, f"picture: {plot}")
+        say(console, f"picture: {plot}")
     if save:
         partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
-        _say(console, f"saved: {save}; use it again with partition.file={save}")
+        say(console, f"saved: {save}; use it again with partition.file={save}")
 
 
 # ---- methods
@@ -358,15 +361,15 @@ def methods_command(
         for key, entry in chosen.items():
             facts: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
             facts |= {"category": entry.category, "answers": entry.kind.answers, "fields": entry.fields}
-            _write_line(json.dumps(facts) + "\n")
+            write_line(json.dumps(facts) + "\n")
         return
     table = plain_table("method", "published", "answers", "what it is")
     for key, entry in chosen.items():
         table.add_row(key, f"{entry.venue} {entry.year or ''}".strip(), entry.category, entry.summary)
-    console = _console(False)
+    console = console_for(False)
     console.print(table)
     if not name:
-        _say(console, "fields of one: fedrane methods NAME")
+        say(console, "fields of one: fedrane methods NAME")
         return
     values = plain_table("field", "default")
     for field, value in chosen[name].fields.items():
@@ -377,7 +380,7 @@ def methods_command(
 @app.command("check")
 def check_command(method: Annotated[str, typer.Argument(help="A method's name, or path.py:Class.")]) -> None:
     """Hold a method, yours or one of ours, to the laws that every method must keep."""
-    console = _console(False)
+    console = console_for(False)
     entry = methods.find(method)
     failed = 0
     for law in conformance.LAWS:

@@ -471,6 +471,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def evaluated(history: Sequence[Metrics], whose: str) -> list[Metrics]:
+    """The rounds in which that measure was taken."""
+    return [r for r in history if r.get(f"{whose}/accuracy") is not None]
+
+
+def best_of(measured: Sequence[Metrics], whose: str) -> Metrics:
+    """The round of the highest accuracy, the first of equals."""
+    return max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+
+
 def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
     """The last evaluation and the best one of each measure, by name and round."""
     speeds = [r["samples_per_second"] for r in history if r["cohort"]]
@@ -484,10 +494,9 @@ def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
     for whose in (GLOBAL, PERSONAL):
-        measured = [r for r in history if r.get(f"{whose}/accuracy") is not None]
+        measured = evaluated(history, whose)
         if measured:
-            best = max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
-            for name, record in (("last", measured[-1]), ("best", best)):
+            for name, record in (("last", measured[-1]), ("best", best_of(measured, whose))):
                 picked = {k: v for k, v in record.items() if k.startswith(whose + "/") and not isinstance(v, list)}
                 summary[f"{whose}/{name}"] = {"round": record["round"], **picked}
     return summary

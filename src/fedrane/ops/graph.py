@@ -67,6 +67,18 @@ def normed(rows: Tensor, live: Tensor) -> Tensor:
     return torch.where(length > noise, centred * torch.rsqrt(length.clamp(min=noise)), 0)
 
 
+@contextmanager
+def _all_digits() -> Iterator[None]:
+    """A GPU's shortened products (TF32) would not do for inverses."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@_all_digits()
 def relations(
     features: Tensor,
     live: Tensor,
@@ -81,31 +93,6 @@ def relations(
 
     A graph whose B changes by less than ``tolerance`` is left as it is from then on.
     """
-    with _all_digits():
-        return _relations(features, live, strength, alternations, closed_form, floor, tolerance, differentiable)
-
-
-@contextmanager
-def _all_digits() -> Iterator[None]:
-    """A GPU's shortened products (TF32) would not do for inverses."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _relations(
-    features: Tensor,
-    live: Tensor,
-    strength: float,
-    alternations: int,
-    closed_form: str,
-    floor: float,
-    tolerance: float,
-    differentiable: bool,
-) -> Relations:
     correlation = pearson(features, live)
     square = correlation.mT @ correlation
     kernels = kernels_for(square, "fedrane.ops.kernels") if square.shape[-1] <= LARGEST and not differentiable else None

@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.data.streams import permutation
 from fedrane.errors import Diverged, FedraneError
 from fedrane.evaluation import Metrics
+from fedrane.features import embed, sample, seen_by_head
 from fedrane.reproduce.store import DONE, FAILED, Record
 from fedrane.reproduce.targets import Settings
-from fedrane.run import Result
+from fedrane.run import Result, best_of, evaluated
 
-SAMPLES = 2000
-"""Test rows in the t-SNE picture, as in the paper."""
 FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")
 GRAIN = 1000
 """Places in the t-SNE picture are told to a thousandth of its width."""
@@ -46,9 +44,9 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
     for whose in (GLOBAL, PERSONAL):
-        measured = [r for r in history if r.get(f"{whose}/accuracy") is not None]
+        measured = evaluated(history, whose)
         if measured:
-            best = max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+            best = best_of(measured, whose)
             record[whose] = {"best": _figures(whose, best), "last": _figures(whose, measured[-1])}
             record[whose]["curve"] = [round(r[f"{whose}/accuracy"], 4) for r in measured]
     if cosines := [r["cosine"] for r in history if r.get("cosine")]:
@@ -119,15 +117,13 @@ def _tsne(result: Result) -> dict[str, Any] | None:
     """Test rows, the same for every method, where t-SNE places their features; nothing without a global model."""
     if GLOBAL not in result.algorithm.answers_on(result.task):
         return None
-    from sklearn.manifold import TSNE  # slow to import
-    from sklearn.metrics import silhouette_score
+    from sklearn.metrics import silhouette_score  # slow to import
 
     test = result.federation.test
-    rows = np.sort(permutation(len(test), 0, "tsne")[:SAMPLES])
+    rows = sample(len(test))
     found = features(result, rows)
     labels = test.y.cpu().numpy()[rows]
-    perplexity = min(30.0, max(1.0, (len(rows) - 1) / 3))
-    placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(found)
+    placed = embed(found)
     low, high = placed.min(0), placed.max(0)
     grid = np.rint((placed - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
     return {
@@ -139,29 +135,16 @@ def _tsne(result: Result) -> dict[str, Any] | None:
     }
 
 
-@torch.no_grad()
 def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the head is given when the global model answers: on the sphere, for instance, where the method puts it."""
+    """What the head is given when the global model answers for those test rows."""
     task, algorithm, federation = result.task, result.algorithm, result.federation
     model = algorithm.global_model(task, result.server)
-    chunk = federation.batch if algorithm.depends_on_batch(task) else 1024
-    seen: list[Tensor] = []
 
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
+    def answer(some: NDArray[np.int64]) -> Tensor:
+        x, y = federation.test.take(some)
+        return algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
 
-    hook = task.parts["head"].register_forward_pre_hook(note)
-    parts: list[Tensor] = []
-    try:
-        for begin in range(0, len(rows), chunk):
-            x, y = federation.test.take(rows[begin : begin + chunk])
-            seen.clear()
-            algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
-            parts.append(seen[0].flatten(1))
-    finally:
-        hook.remove()
-    together: NDArray[np.float64] = torch.cat(parts).double().cpu().numpy()
-    return together
+    return seen_by_head(task, algorithm, federation.batch, rows, answer)
 
 
 COSINES = "cosines"

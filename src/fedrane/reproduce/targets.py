@@ -21,7 +21,7 @@ from typing import Any
 from fedrane import loading, methods
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.experiment import Experiment, read_toml
+from fedrane.experiment import Experiment, dotted, read_toml
 from fedrane.run import automatic_model
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
@@ -213,10 +213,7 @@ def row_names() -> list[str]:
 
 def flat(values: Mapping[str, Any]) -> Settings:
     """Nested values by their dotted keys; a method's bare name is its ``method.name``."""
-    made: Settings = {}
-    for key, value in values.items():
-        made |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    return {"method.name" if key == "method" else key: value for key, value in made.items()}
+    return {"method.name" if key == "method" else key: value for key, value in dotted(values).items()}
 
 
 # ---- the cells
