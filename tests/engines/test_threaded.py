@@ -106,3 +106,13 @@ def test_auto_goes_by_the_number_of_clients_and_the_work_of_a_step(
     monkeypatch.setitem(engines.ENGINES, "auto", spy)
     with pytest.raises(Chosen):
         fedrane.run(quick(engine="auto", device="cpu", **settings))
+
+
+def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:
+    class Pairs(fedrane.Algorithm):
+        def predict(self, task: Any, model: Any, x: Any, live: Any) -> Any:
+            if len(x) == 1:
+                raise ValueError("rows come in pairs")
+            return super().predict(task, model, x, live)
+
+    assert np.isfinite(conformance.trained(Pairs(), engine="auto").history[-1]["train/loss"])

@@ -103,8 +103,17 @@ SEVERAL, LIGHT = 5, 16_000_000
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
     """The fastest: on a GPU stacked; on a CPU stacked where steps are many and light, else a client a core."""
-    light = federation.population >= SEVERAL and federation.batch * multiply_adds(algorithm, federation) <= LIGHT
-    return (Stacked if federation.task.device.type == "cuda" or light else Threaded)(algorithm, federation)
+    stacked = federation.task.device.type == "cuda" or (
+        federation.population >= SEVERAL and _light(algorithm, federation)
+    )
+    return (Stacked if stacked else Threaded)(algorithm, federation)
+
+
+def _light(algorithm: Algorithm, federation: Federation) -> bool:
+    try:
+        return federation.batch * multiply_adds(algorithm, federation) <= LIGHT
+    except Exception:  # noqa: BLE001 - a mistake in a hook is told where the hook belongs, and one row may be too few
+        return False
 
 
 @torch.no_grad()
