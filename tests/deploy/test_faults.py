@@ -80,6 +80,50 @@ def test_clients_that_lie_are_left_out(federation: Federation) -> None:
     controls_sum_up(federation, "run-liars")
 
 
+SILENT = '''
+
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+honest, app = app, ClientApp()
+app.query()(honest)
+app.evaluate()(honest)
+app.evaluate("conclude")(honest)
+
+
+@app.train()
+def train(message, context):
+    """From the second round on, lost while a file of this name is in the client's folder."""
+    reply = honest(message, context)
+    if message.content["order"]["round"] > 1 and (Path(context.node_config["folder"]) / "silent").exists():
+        raise RuntimeError("lost on the way")
+    return reply
+'''
+
+
+def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -> None:
+    """The round is repeated, then the run stops; the same command goes on to where no answer was ever lost."""
+    federation.app("few", "method=scaffold", "rounds=2", "eval_every=2")
+    path = federation.folder / "few" / "app_few" / "client_app.py"
+    path.write_text(path.read_text() + SILENT)
+    silent = [federation.folder / "clients" / str(k) / "silent" for k in (1, 2)]
+    for file in silent:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    said = federation.do(federation.submission("few", "run-few", minimum=2, retries=1), check=False)
+    assert "1 of 3" in said
+    assert federation.rounds("run-few") == 1
+    assert not federation.finished("run-few")
+    for file in silent:
+        file.unlink()
+    said = federation.submit("few", "run-few", minimum=2)
+    assert federation.finished("run-few"), said + federation.logs()
+    local = fedrane.run(federation.experiment("few").replace(engine="sequential", device="cpu"))
+    same_bytes(fedrane.load(federation.folder / "run-few").server, local.server)
+    controls_sum_up(federation, "run-few")
+
+
 ROUND = 40
 """Seconds until a round ends: three times what three clients need on two cores."""
 
