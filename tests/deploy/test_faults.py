@@ -13,16 +13,20 @@ from deploy_federation import Federation, Program, controls_sum_up, until
 from fedrane.flower_app import models
 from harness import metrics
 
-LIAR = '''
+WRAPPED = """
 
-import numpy as np
-from flwr.app import Array
 from flwr.clientapp import ClientApp
 
 honest, app = app, ClientApp()
 app.query()(honest)
 app.evaluate()(honest)
 app.evaluate("conclude")(honest)
+"""
+"""A client app around the honest one, which answers whatever is not training."""
+LIAR = '''
+
+import numpy as np
+from flwr.app import Array
 
 
 @app.train()
@@ -64,10 +68,15 @@ REASONS = [
 ]
 
 
+def dishonest(federation: Federation, name: str, training: str, *words: str) -> None:
+    """An app whose clients train in this way."""
+    federation.app(name, *words)
+    path = federation.folder / name / f"app_{name}" / "client_app.py"
+    path.write_text(path.read_text() + WRAPPED + training)
+
+
 def test_clients_that_lie_are_left_out(federation: Federation) -> None:
-    federation.app("liars", "method=scaffold")
-    path = federation.folder / "liars" / "app_liars" / "client_app.py"
-    path.write_text(path.read_text() + LIAR)
+    dishonest(federation, "liars", LIAR, "method=scaffold")
     said = federation.submit("liars", "run-liars", timeout=300.0)
     assert federation.finished("run-liars"), said + federation.logs()
     lines = metrics(federation.folder / "run-liars")
@@ -84,13 +93,6 @@ SILENT = '''
 
 from pathlib import Path
 
-from flwr.clientapp import ClientApp
-
-honest, app = app, ClientApp()
-app.query()(honest)
-app.evaluate()(honest)
-app.evaluate("conclude")(honest)
-
 
 @app.train()
 def train(message, context):
@@ -104,9 +106,7 @@ def train(message, context):
 
 def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -> None:
     """The round is repeated, then the run stops; the same command goes on to where no answer was ever lost."""
-    federation.app("few", "method=scaffold", "rounds=2", "eval_every=2")
-    path = federation.folder / "few" / "app_few" / "client_app.py"
-    path.write_text(path.read_text() + SILENT)
+    dishonest(federation, "few", SILENT, "method=scaffold", "rounds=2", "eval_every=2")
     silent = [federation.folder / "clients" / str(k) / "silent" for k in (1, 2)]
     for file in silent:
         file.parent.mkdir(parents=True, exist_ok=True)
