@@ -271,6 +271,7 @@ class Stacked:
         self._lanes: dict[int, _Lane] = {}
         self._said: list[str] = []
         self._plans: dict[tuple[int, int, int], Plan] = {}
+        self._questions: dict[tuple[Any, ...], _Questions] = {}
 
     # ---- training
 
@@ -389,7 +390,7 @@ class Stacked:
         return self.one_by_one.personal(server, own, client, round)
 
     def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
-        return self.one_by_one.predict(model, pool, rows)
+        return self.predict_each([model], pool, (rows,))[0]
 
     @torch.no_grad()
     def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
@@ -407,35 +408,82 @@ class Stacked:
         return found
 
     def _predict(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        task = self.federation.task
-        chunk = self.federation.batch if self.algorithm.depends_on_batch(task) else CHUNK
+        chunk = self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else CHUNK
         longest = max(len(r) for r in rows)
+        if not longest:
+            return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in rows]
         width = min(chunk, longest)
-        index = np.zeros((-(-longest // width) if width else 0, len(rows), width), dtype=np.int64)
+        index = np.zeros((-(-longest // width), len(rows), width), dtype=np.int64)
         live = np.zeros(index.shape, dtype=np.bool_)
         for k, r in enumerate(rows):
-            for number in range(-(-len(r) // width) if width else 0):
+            for number in range(-(-len(r) // width)):
                 piece = r[number * width : (number + 1) * width]
                 index[number, k, : len(piece)], live[number, k, : len(piece)] = piece, True
         with could("personal_model"):
             split = _Split.of_models(models)
-        labels, losses = [], []
-
-        def answer(leaves: list[Tensor], x: Tensor, alive: Tensor) -> Tensor:
-            return self.algorithm.predict(task, pytree.tree_unflatten(leaves, split.shape), x, alive)
-
-        for number in range(len(index)):
-            x, y = pool.take(index[number])
-            alive = torch.from_numpy(live[number]).to(self.device)
-            with could("predict"), AsProducts():
-                scores = vmap(answer, in_dims=(split.dims, 0, 0))(split.leaves, x, alive)
-            labels.append(scores.argmax(-1))
-            losses.append(torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none"))
-        if not labels:
-            return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in rows]
-        all_labels, all_losses = torch.cat(labels, 1).cpu().numpy(), torch.cat(losses, 1).double().cpu().numpy()
+        with could("predict"):
+            asked = self._asked(split, pool, width)
+            labels, losses = asked.all(split.leaves, index, live)
         # A client's rows fill its chunks one after the other, so the live ones are the first.
-        return [Predicted(all_labels[k, : len(r)], all_losses[k, : len(r)]) for k, r in enumerate(rows)]
+        return [Predicted(labels[k, : len(r)], losses[k, : len(r)]) for k, r in enumerate(rows)]
+
+    def _asked(self, split: _Split, pool: Pool, width: int) -> _Questions:
+        kind = (id(pool), split.clients, width, split.kind())
+        if kind not in self._questions:
+            self._questions[kind] = _Questions(self.algorithm, self.federation, pool, split, width)
+        return self._questions[kind]
+
+
+class _Questions:
+    """A stack of models asked about so many rows each; on a GPU captured once, for all rounds."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, pool: Pool, split: _Split, width: int) -> None:
+        self.algorithm, self.federation, self.pool, self.split = algorithm, federation, pool, split
+        self.leaves = [_last(torch.empty_like(leaf)) for leaf in split.leaves]
+        device = federation.task.device
+        self.index = torch.zeros(split.clients, width, dtype=torch.int64, device=device)
+        self.live = torch.zeros(split.clients, width, dtype=torch.bool, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.found: tuple[Tensor, Tensor]
+
+    def all(
+        self, leaves: list[Tensor], index: NDArray[np.int64], live: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Labels and losses (clients, rows) of all chunks (number, clients, width)."""
+        _copy(self.leaves, leaves)
+        every, alive = (torch.from_numpy(v).to(self.index.device) for v in (index, live))
+        parts = []
+        for rows, lives in zip(every, alive, strict=True):
+            self.index.copy_(rows)
+            self.live.copy_(lives)
+            parts.append(tuple(part.clone() for part in self._answer()))
+        labels, losses = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        return labels.cpu().numpy(), losses.double().cpu().numpy()
+
+    def _answer(self) -> tuple[Tensor, Tensor]:
+        if self.index.device.type != "cuda":
+            return self._eager()
+        if self.graph is None:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._eager()  # compiles what is compiled on first use
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = self._eager()
+        self.graph.replay()
+        return self.found
+
+    def _eager(self) -> tuple[Tensor, Tensor]:
+        def answer(leaves: list[Tensor], x: Tensor, alive: Tensor) -> Tensor:
+            model = pytree.tree_unflatten(leaves, self.split.shape)
+            return self.algorithm.predict(self.federation.task, model, x, alive)
+
+        x, y = self.pool.take(self.index)
+        with AsProducts():
+            scores = vmap(answer, in_dims=(self.split.dims, 0, 0))(self.leaves, x, self.live)
+        return scores.argmax(-1), torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none")
 
 
 @contextmanager
