@@ -41,8 +41,8 @@ def _drawable(kept: Any) -> bool:
     return kept is not None and bool(kept.get("rounds", True))
 
 
-def _at(target: Target, place: Place) -> str:
-    return f"{target.title}\n{place.dataset}, α {place.alpha:g}"
+def _at(target: Target, place: Place, extent: str) -> str:
+    return f"{target.title}\n{place.dataset}, α {place.alpha:g}, {extent}"
 
 
 def _stem(target: Target, place: Place, folder: Path) -> Path:
@@ -57,7 +57,7 @@ def _heat_maps(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path
             for title, record in found.items()
             if (kept := record["kept"][COSINES])
         }
-        paths += paper_figures.heat_maps(maps, _at(target, place), _stem(target, place, folder))
+        paths += paper_figures.heat_maps(maps, _at(target, place, made[0].extent), _stem(target, place, folder))
     return paths
 
 
@@ -70,7 +70,8 @@ def _scatters(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path)
             classes = kept["classes"]
             note = f"{100 * record['global']['last']['accuracy']:.1f} %, silhouette {kept['separation']:.2f}"
             plots[title] = paper_figures.Points(kept["x"], kept["y"], kept["labels"], note)
-        paths += paper_figures.scatters(plots, classes, _at(target, place), _stem(target, place, folder))
+        title = _at(target, place, made[0].extent)
+        paths += paper_figures.scatters(plots, classes, title, _stem(target, place, folder))
     return paths
 
 
@@ -91,7 +92,8 @@ def _curves(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -
     if not any(panels.values()):
         return []
     where = ", ".join(f"{dataset} α {alpha:g}" for dataset, alpha in sorted(groups))
-    return paper_figures.curves(panels, target.label, f"{target.title}: {where}", folder / target.name)
+    title = f"{target.title}\n{where}, {made[0].extent}"
+    return paper_figures.curves(panels, target.label, title, folder / target.name)
 
 
 def _alpha(sheet: Sheet, alpha: float) -> str:
@@ -122,4 +124,5 @@ def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) ->
                 panels[f"{dataset}\n{sheet.how.title}"] = found
     if not panels:
         return []
-    return paper_figures.pairs(panels, target.words, f"{target.title}, best round", folder / target.name)
+    title = f"{target.title}\nbest round, {made[0].extent}"
+    return paper_figures.pairs(panels, target.words, title, folder / target.name)

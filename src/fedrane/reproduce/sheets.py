@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.display import count
 from fedrane.reproduce.store import DONE, FAILED, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import COMPARISON, Cell, Choice, Place, Row, Target, in_paper, places_of, rows_of
@@ -107,6 +108,8 @@ class Sheet:
     places: Sequence[Place]
     entries: Mapping[tuple[str, Place], Entry]
     notes: Sequence[str]
+    extent: str
+    """How many rounds and seeds its cells have."""
 
     @property
     def how(self) -> Measure:
@@ -167,20 +170,22 @@ class Sheet:
 
     @property
     def caption(self) -> str:
-        seeds = max((entry.wanted for entry in self.entries.values()), default=1)
-        over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
         unit = "accuracy in %" if self.how.percent else self.how.title.lower()
+        mean = ", mean ± standard deviation" if any(e.deviation is not None for e in self.entries.values()) else ""
         beside = ", beside the paper's and the difference to it" if self.has_paper(self.places) else ""
-        return f"{unit}{over}{beside}; bold: best; underlined: the best comparison method after it"
+        marks = "; bold: best; underlined: the best comparison method after it" if self.marks else ""
+        return f"{unit}{mean}, {self.extent}{beside}{marks}"
 
 
 def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, str]:
-    """Bold for the best, underlined for the best of the rivals that are not bold.
+    """Bold for the best of several, underlined for the best of the rivals that are not bold.
 
     >>> mark_best({"fedavg": 0.8, "moon": 0.9, "fedrane": 0.95}, {"fedavg", "moon"})
     {'fedrane': 'bold', 'moon': 'underline'}
     """
     known = {name: mean for name, mean in means.items() if mean is not None}
+    if len(known) < 2:
+        return {}
     best = max(known.values(), default=math.nan)
     marks = {name: BOLD for name, mean in known.items() if mean == best}
     left = {name: mean for name, mean in known.items() if name in rivals and name not in marks}
@@ -197,7 +202,7 @@ def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = 
     at: dict[tuple[str, Place], list[Cell]] = {}
     for cell in sweep.cells:
         at.setdefault((cell.row.name, cell.place), []).append(cell)
-    notes = trouble(sweep)
+    notes, extent = trouble(sweep), _extent(sweep.cells)
     made = []
     for measure in target.measures:
         for one in which if MEASURES[measure].percent else which[:1]:
@@ -206,8 +211,14 @@ def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = 
                 for row in rows
                 for place in places
             }
-            made.append(Sheet(target, measure, one, rows, places, entries, notes))
+            made.append(Sheet(target, measure, one, rows, places, entries, notes, extent))
     return made
+
+
+def _extent(cells: Sequence[Cell]) -> str:
+    rounds = sorted({cell.experiment.rounds for cell in cells if cell.experiment})
+    told = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
+    return ", ".join(filter(None, (told, count(len({cell.seed for cell in cells}), "seed"))))
 
 
 def _entry(measure: str, which: str, place: Place, cells: Sequence[Cell], sweep: Sweep) -> Entry:
