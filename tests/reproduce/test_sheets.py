@@ -156,3 +156,18 @@ def test_a_stand_in_has_no_column_of_the_paper(sweep: Callable[..., Sweep]) -> N
     assert not made.has_paper(made.places)
     (table,) = sheets.terminal(made)
     assert [column.header for column in table.columns] == ["method", "α 0.5"]
+
+
+def test_a_caption_tells_rounds_and_seeds_and_marks_only_where_there_is_something_to_choose(filled: Sweep) -> None:
+    caption = sheets.sheets(GFL, CHOICE, filled)[0].caption
+    assert "mean ± standard deviation, 100 rounds, 2 seeds" in caption
+    assert "bold" in caption
+    alone = Choice(("fmnist",), (0.1,), ("fedrane",), (0,), (*CHOICE.words, "rounds=1"))
+    sweep = Sweep(cells(GFL, alone), filled.store, filled.runs)
+    figures = {"accuracy": 0.5}
+    record = {"status": "done", "kept": {}, "global": {"best": figures, "last": figures}}
+    sweep.records = {cell.key: record for cell in sweep.cells}
+    made = sheets.sheets(GFL, alone, sweep)[0]
+    assert made.caption.startswith("accuracy in %, 1 round, 1 seed, beside")
+    assert "bold" not in made.caption
+    assert not made.marks
