@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done
 from fedrane.engines import Predicted, Trained
+from fedrane.engines.recording import Recording
 from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation, Pool, one_of
 from fedrane.models.stacked import AsProducts
@@ -121,7 +122,7 @@ class _Lane:
         self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         self.sizes = sorted({-(-slots * part // 8) for part in (1, 2, 3, 4, 6, 8)} | {1})
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph | Recording] = {}
         self.kind: tuple[Any, ...] | None = None
         self.ctx: _Split
         self.work: list[Tensor] = []
@@ -187,15 +188,15 @@ class _Lane:
 
     def _stepper(self, active: int) -> Callable[[], None]:
         """What makes one step of the first clients of the stack."""
-        if not self.cuda:
-            return lambda: self.step(active)
         size = next(s for s in self.sizes if s >= active)
         if size not in self.graphs:
             with could("step"):
                 self.graphs[size] = self._capture(size)
         return self.graphs[size].replay
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph | Recording:
+        if not self.cuda:
+            return Recording(lambda: self.step(size))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with self.busy():
