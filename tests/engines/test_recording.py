@@ -49,6 +49,33 @@ def test_a_recording_gives_what_the_work_gives_for_any_numbers(name: str) -> Non
     assert bool(recorded.calls) == (name in VALUES)
 
 
+UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
+    "element by element": (0, lambda x, y: [x + 1, y * 2]),
+    "each other": (1, lambda x, y: [y + 1, x + 1]),
+    "read once more": (1, lambda x, y: [x + 1, (x * 3).sum() + y]),
+    "made of a new one": (1, lambda x, y: (lambda new: [new, new * y])(x + 1)),
+    "turned": (1, lambda x, y: [x + x.T, y + 1]),
+    "a product": (1, lambda x, y: [x @ x, y + 1]),
+    "a part": (1, lambda x, y: [(x + 1)[:1].expand(4, 4), y + 1]),
+    "left as it is": (2, lambda x, y: [x, y]),
+    "another buffer": (2, lambda x, y: [y, (y * 2).sin()]),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
+    """Straight away where nobody can tell, by a copy of so many buffers elsewhere."""
+    copies, new = UPDATES[name]
+    kept, anew = ([torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2))
+    recorded = Recording(lambda: torch._foreach_copy_(kept, new(*kept)))
+    for _ in range(3):
+        recorded.replay()
+        anew = [value.clone() for value in new(*anew)]
+        assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
+    left: list[Any] = [call for call in recorded.calls or [] if "_foreach_copy_" in str(getattr(call, "func", ""))]
+    assert sum(len(call.args[0]) for call in left) == copies
+
+
 def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
     monkeypatch.setattr(recording, "MOST", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MOST = 1 << 28
 """Bytes that a recording may keep: where a step needs more, Python is little of it."""
 ASKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+ATEN = torch.ops.aten
+FILLS = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full}
+"""Operations that take no more than the shape of what they are given."""
 
 
 class Recording:
@@ -33,7 +36,7 @@ class Recording:
             recorder = _Recorder()
             with _Questions(recorder), recorder:
                 self.work()
-            self.calls = recorder.calls
+            self.calls = [call.again() for call in _shortened(recorder.calls)]
         elif self.calls:
             for call in self.calls:
                 call()
@@ -41,10 +44,39 @@ class Recording:
             self.work()
 
 
+class _Call(NamedTuple):
+    """An operation, the tensors it was given, and those it made."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: list[Tensor]
+    made: list[Tensor]
+
+    def again(self) -> Callable[[], object]:
+        """The operation once more, its results in the memory of the first ones."""
+        if not self.made:
+            return partial(self.func, *self.args, **self.kwargs)
+        if self.func is ATEN._to_copy.default:
+            return partial(ATEN.copy_.default, self.made[0], self.args[0])
+        variant, names = _with_out(self.func)
+        if variant and len(names) == len(self.made):  # a result that is not asked for is None
+            return partial(variant, *self.args, **self.kwargs, **dict(zip(names, self.made, strict=True)))
+
+        def copied() -> None:
+            for to, value in zip(self.made, _tensors(self.func(*self.args, **self.kwargs)), strict=True):
+                to.copy_(value)
+
+        return copied
+
+    def touches(self, value: Tensor) -> bool:
+        return any(_memory(other) == _memory(value) for other in (*self.given, *self.made))
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Callable[[], object]] = []
+        self.calls: list[_Call] = []
         self.given_up = False
         self.kept = 0
 
@@ -56,20 +88,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if _depends_on_data(func, args):
-            self.give_up()
-        if self.given_up:
-            return found
-        inputs = {_memory(value) for value in _tensors((args, kwargs))}
+        given = [] if func.overloadpacket in FILLS else _tensors((args, kwargs))
         results = _tensors(found)
-        fresh = [value for value in results if _memory(value) not in inputs]
-        self.kept += sum(value.nbytes for value in fresh)
-        if self.kept > MOST:
+        old = {_memory(value) for value in given}
+        fresh = sum(value.nbytes for value in results if _memory(value) not in old)
+        self.kept += fresh
+        if _depends_on_data(func, args) or self.kept > MOST:
             self.give_up()
-        elif fresh:
-            self.calls.append(_into(func, args, kwargs, results))
-        elif func._schema.is_mutable:
-            self.calls.append(partial(func, *args, **kwargs))
+        elif not self.given_up and (fresh or func._schema.is_mutable):
+            self.calls.append(_Call(func, args, kwargs, given, results if fresh else []))
         return found
 
 
@@ -90,9 +117,50 @@ class _Questions(TorchFunctionMode):
 
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
     """What comes out, or its shape, is Python's to see, which is not asked when the operation is repeated."""
-    if func is torch.ops.aten.index.Tensor:
+    if func is ATEN.index.Tensor:
         return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _shortened(calls: list[_Call]) -> list[_Call]:
+    """Without constants, and with results put at once where they would be copied to."""
+    written = {_memory(value) for call in calls if not call.made for value in call.given}
+    calls = [call for call in calls if call.given or any(_memory(value) in written for value in call.made)]
+    for at, call in enumerate(calls):
+        if call.func is ATEN._foreach_copy_.default:
+            pairs = list(zip(*call.args[:2], strict=True))
+            left = [pair for pair in pairs if not _put_at_once(calls, at, *pair)]
+            to, values = ([pair[side] for pair in left] for side in (0, 1))
+            calls[at] = call._replace(args=(to, values), given=[*to, *values])
+    return [call for call in calls if call.made or call.given]
+
+
+def _put_at_once(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool:
+    """Have this value written where it is copied to at last, if nobody can see a difference.
+
+    Nobody else reads the value or, from then on, what was there before; and the operation that makes it goes element
+    by element, so that it may write over what it reads.
+    """
+    users = [number for number, call in enumerate(calls) if number != at and call.touches(value)]
+    if len(users) != 1 or users[0] > at:
+        return False
+    maker = calls[users[0]]
+    made = len(maker.made) == 1 and _where(maker.made[0]) == _where(value) and _with_out(maker.func)[0]
+    by_element = torch.Tag.pointwise in maker.func.tags and _layout(value) == _layout(to)
+    same = all(_where(other) == _where(to) for other in maker.given if _memory(other) == _memory(to))
+    copied_too = any(_memory(other) == _memory(to) for other in calls[at].args[1])
+    if not (made and by_element and same) or copied_too or any(c.touches(to) for c in calls[users[0] + 1 : at]):
+        return False
+    calls[users[0]] = maker._replace(made=[to])
+    return True
+
+
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    return value.dtype, value.shape, value.stride()
+
+
+def _where(value: Tensor) -> tuple[Any, ...]:
+    return _memory(value), value.storage_offset(), *_layout(value)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -101,19 +169,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
-
-
-def _into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Tensor]) -> Callable[[], object]:
-    """The operation once more, its results in the memory of the first ones."""
-    variant, names = _with_out(func)
-    if variant and len(names) == len(results):  # one that is not asked for is None
-        return partial(variant, *args, **kwargs, **dict(zip(names, results, strict=True)))
-
-    def again() -> None:
-        for to, value in zip(results, _tensors(func(*args, **kwargs)), strict=True):
-            to.copy_(value)
-
-    return again
 
 
 @cache
