@@ -30,7 +30,7 @@ from fedrane.algorithm import Algorithm, Done
 from fedrane.engines import Predicted, Trained
 from fedrane.engines.recording import Recording
 from fedrane.engines.sequential import CHUNK, Sequential
-from fedrane.federation import Federation, Pool, one_of
+from fedrane.federation import Federation, Pool, each_of
 from fedrane.models.stacked import AsProducts
 from fedrane.task import Batch, Client, Context, Model, State
 
@@ -61,7 +61,7 @@ class _Split(NamedTuple):
     @classmethod
     def of(cls, contexts: list[Context]) -> _Split:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
-        trees = [{"down": c.down, "own": c.own, "client": _columns(c.client)} for c in contexts]
+        trees = [{"down": c.down, "own": c.own} for c in contexts]
         flat = [tree.flatten(one) for one in trees]
         names = list(flat[0])
         if any(list(other) != names for other in flat):
@@ -72,7 +72,9 @@ class _Split(NamedTuple):
             for name, column in zip(names, columns, strict=True)
         )
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
-        return cls(leaves, same, pytree.tree_structure(trees[0]), len(contexts))
+        who = _columns([c.client for c in contexts])
+        shape = pytree.tree_structure({**trees[0], "client": who})
+        return cls([*leaves, *who.values()], (*same, *(False for _ in who)), shape, len(contexts))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
@@ -292,11 +294,11 @@ class Stacked:
     ) -> Trained:
         federation = self.federation
         cohort = federation.cohort(clients, round, rate, epochs)
-        place = {k: i for i, k in enumerate(clients)}
+        place, who = {k: i for i, k in enumerate(clients)}, each_of(cohort)
 
         def contexts(clients: list[int]) -> list[Context]:
             with could("send or join"):
-                return [self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k])) for k in clients]
+                return [self.one_by_one.context(server, owns.get(k), who[place[k]]) for k in clients]
 
         plans = {k: self._plan(k, round, epochs) for k in clients}
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
@@ -315,7 +317,7 @@ class Stacked:
         return Trained(
             ups=done.up,
             cohort=cohort._replace(labels=None),
-            owns={k: tree.row(done.own, place[k]) for k in clients},
+            owns=dict(zip(clients, tree.unstack(done.own, len(clients)), strict=True)),
             metrics={name: values.tolist() for name, values in done.metrics.items()},
             rows=epochs * sum(len(federation.split.train[k]) for k in clients),
             bytes_down=down,
@@ -451,8 +453,9 @@ def could(hook: str) -> Iterator[None]:
         raise Cannot(f"its hook {hook} cannot be stacked ({reason})") from error
 
 
-def _columns(client: Client) -> dict[str, Any]:
-    return {name: value for name, value in client._asdict().items() if name != "population"}
+def _columns(clients: list[Client]) -> dict[str, Tensor]:
+    names = [name for name in Client._fields if name != "population"]
+    return {name: torch.stack([getattr(client, name) for client in clients]) for name in names}
 
 
 def in_lanes(steps: list[int], most: int) -> list[slice]:
