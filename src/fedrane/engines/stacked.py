@@ -1,7 +1,8 @@
 """Clients side by side: their state is one stack of tensors, and one call makes a step of all of them.
 
 The hooks run unchanged under ``torch.func.vmap``. On a GPU a step of the whole stack (gathering the rows, every hook,
-writing the result back) is captured as a CUDA graph once and then replayed, so that Python and launches cost nothing.
+writing the result back) is captured as a CUDA graph once and then replayed, so that Python and launches cost nothing;
+on a CPU it is recorded (:mod:`fedrane.engines.recording`).
 
 Clients are taken longest first, so those still at work are always the first of the stack; when half of them are done a
 smaller graph over the first rows of the same buffers goes on. What does not differ from client to client, such as
