@@ -57,6 +57,7 @@ def test_one_number_that_is_not_finite_breaks_its_row() -> None:
     rows = {"w": torch.zeros(4, 2, 3), "c": torch.zeros(4)}
     rows["w"][1, 0, 2], rows["c"][3] = float("nan"), float("inf")
     assert tree.finite_rows(rows) == [True, False, True, False]
+    assert tree.finite_rows({"w": torch.full((2, 3), 3e38)}) == [True, True]  # though their sum is not
 
 
 def test_move_leaves_what_no_row_names() -> None:
@@ -72,8 +73,8 @@ def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     base = {"a": torch.randn(3, 5, generator=draws), "b": torch.randn(4, generator=draws)}
     rows = {name: torch.randn(6, *p.shape, generator=draws) for name, p in base.items()}
     weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.25, 0.125])
-    for block in (tree.BLOCK, 13, 1):
-        monkeypatch.setattr(tree, "BLOCK", block)
+    for block in (tree.CACHED, 33, 13, 1):
+        monkeypatch.setattr(tree, "CACHED", block)
         moved = tree.move(base, rows, weights)
         for name, p in base.items():
             torch.testing.assert_close(moved[name], p + torch.tensordot(weights, rows[name] - p, 1))

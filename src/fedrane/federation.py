@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,12 @@ def describe(
         rate=torch.full((len(clients),), rate, dtype=task.dtype, device=task.device),
         population=len(labels),
     )
+
+
+def each_of(cohort: Client) -> list[Client]:
+    """The clients of a stack of them."""
+    columns = (value.unbind() if isinstance(value, Tensor) else repeat(value) for value in cohort)
+    return [Client(*values) for values in zip(*columns, strict=False)]
 
 
 def one_of(cohort: Client, place: int) -> Client:

@@ -23,6 +23,8 @@ T = TypeVar("T")
 SEPARATOR = "/"
 BLOCK = 1 << 24
 """Elements taken at a time where a whole stack of models would be copied."""
+CACHED = 1 << 18
+"""The same on a CPU, where what is larger than a cache is slow, and memory new from the system far slower."""
 
 
 def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
@@ -38,23 +40,26 @@ def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
     raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__}")
 
 
-def _walk(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _walk(tree: Any, prefix: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Paths and leaves, put to those found before."""
     if isinstance(tree, Tensor):
-        yield prefix, tree
-        return
-    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
-        tree = tree._asdict()
-    if not isinstance(tree, dict):
+        found.append((prefix, tree))
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            if SEPARATOR in str(name):
+                raise TypeError(f"{name!r} holds {SEPARATOR!r}, which parts the names of a path")
+            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name), found)
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        for name, value in zip(tree._fields, tree, strict=True):
+            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else name, found)
+    else:
         raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__} at {prefix!r}")
-    for name, value in tree.items():
-        if SEPARATOR in str(name):
-            raise TypeError(f"{name!r} holds {SEPARATOR!r}, which parts the names of a path")
-        yield from _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name))
+    return found
 
 
 def flatten(tree: Any) -> Tensors:
     """All leaves by their path."""
-    return dict(_walk(tree, ""))
+    return dict(_walk(tree, "", []))
 
 
 def nest(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -70,11 +75,11 @@ def nest(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def leaves(tree: Any) -> list[Tensor]:
-    return [leaf for _, leaf in _walk(tree, "")]
+    return [leaf for _, leaf in _walk(tree, "", [])]
 
 
 def nbytes(tree: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+    return sum(leaf.nbytes for leaf in leaves(tree))
 
 
 def finite(tree: Any) -> bool:
@@ -84,6 +89,9 @@ def finite(tree: Any) -> bool:
 
 def finite_rows(stacked: Any) -> list[bool]:
     """Of each row of a stack of trees, whether all its numbers are finite."""
+    sums = [torch.isfinite(leaf.flatten(1).sum(1) if leaf.dim() > 1 else leaf) for leaf in leaves(stacked)]
+    if sums and bool(torch.stack(sums).all()):  # so is each number; a sum that is not may have grown too large
+        return [True] * len(sums[0])
     checks = [torch.isfinite(leaf).flatten(1).all(1) for leaf in leaves(stacked) if leaf.dim() > 1]
     checks += [torch.isfinite(leaf) for leaf in leaves(stacked) if leaf.dim() == 1]
     return torch.stack(checks).all(0).tolist() if checks else []
@@ -104,6 +112,11 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def stack(trees: Sequence[T]) -> T:
     """Trees of one shape as one tree whose leaves have a row for each."""
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def unstack(tree: T, many: int) -> list[T]:
+    """The trees that :func:`stack` put together."""
+    return [row(tree, index) for index in range(many)] if leaves(tree) else [tree] * many
 
 
 def row(tree: T, index: int) -> T:
@@ -142,45 +155,62 @@ def pick(tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> Tensor
     return {name: value for name, value in tensors.items() if wanted(name)}
 
 
-def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor, tuple[str, slice]]]:
-    """Stacked rows and their base as matrix and vector, in pieces small beside the whole, each with its place."""
+def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
+    """Stacked rows and their base as matrix and vector, in pieces of some columns each, small beside the whole."""
     for name, stacked in rows.items():
         flat, origin = stacked.flatten(1), base[name].flatten()
         width = max(1, BLOCK // max(1, len(flat)))
         for begin in range(0, flat.shape[1], width):
             piece = slice(begin, begin + width)
-            yield flat[:, piece], origin[piece], (name, piece)
+            yield flat[:, piece], origin[piece]
+
+
+def deviations(base: Tensor, stacked: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """``stacked − base`` as a matrix, in pieces of some rows each, with their place."""
+    flat, origin = stacked.flatten(1), base.flatten()
+    most = CACHED if stacked.device.type == "cpu" else BLOCK
+    many = max(1, most // max(1, flat.shape[1]))
+    for begin in range(0, len(flat), many):
+        piece = slice(begin, begin + many)
+        yield flat[piece] - origin, piece
 
 
 def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
     """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; what is not in ``rows`` stays.
 
     Written through the deviations, so that rows equal to the base leave it as it is to the last bit. A row of weight
-    zero is not multiplied but left out: it may hold anything, NaN included.
+    zero may hold anything, NaN included.
     """
-    used = weights.nonzero().flatten()
-    if not len(used):
+    used = weights != 0
+    many = int(used.sum())
+    if not many:
         return dict(base)
-    moved = dict(base) | {name: base[name].flatten().clone() for name in rows}
-    for part, origin, (name, piece) in blocks(base, rows):
-        deviations = (part if len(used) == len(part) else part[used]) - origin
-        moved[name][piece] += weights[used].to(deviations.dtype) @ deviations
-    return moved | {name: moved[name].reshape(base[name].shape) for name in rows}
+    moved = dict(base)
+    for name, stacked in rows.items():
+        total = base[name].flatten().clone()
+        for part, piece in deviations(base[name], stacked):
+            if many < len(weights):
+                part = torch.where(used[piece, None], part, 0)
+            total += weights[piece].to(part.dtype) @ part
+        moved[name] = total.reshape(base[name].shape)
+    return moved
 
 
 def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
     """The cosine between a step and each row's deviation from the base, accumulated in float64; 0 beside a zero."""
     if not rows:
         return []
-    parts = []
-    for stacked, origin, (name, piece) in blocks(base, rows):
-        direction = step[name].flatten()[piece].double()
-        deviations = (stacked - origin).double()
-        parts.append(
-            torch.stack(
-                [deviations @ direction, deviations.square().sum(1), direction.square().sum().expand(len(stacked))]
-            )
-        )
+    parts = [_products(step[name], base[name], stacked) for name, stacked in rows.items()]
     dots, squares, length = torch.stack(parts).sum(0).tolist()
     pairs = zip(dots, squares, length, strict=True)
     return [d / math.sqrt(s * n) if s * n > 0 else 0.0 for d, s, n in pairs]
+
+
+def _products(step: Tensor, base: Tensor, stacked: Tensor) -> Tensor:
+    """Of each row's deviation with the step, with itself, and of the step with itself."""
+    direction = step.flatten().double()
+    parts = []
+    for part, _ in deviations(base, stacked):
+        wide = part.double()
+        parts.append(torch.stack([wide @ direction, torch.linalg.vector_norm(wide, dim=1).square()]))
+    return torch.cat([torch.cat(parts, 1), direction.square().sum().expand(1, len(stacked))])

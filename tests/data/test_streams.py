@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrane.data.streams import bits, generator, key, permutation, uniform
+from fedrane.data.streams import bits, generator, key, permutation, permutations, uniform
 
 quick = settings(deadline=None)
 PARTS = st.lists(st.integers() | st.text(), max_size=4)
@@ -28,6 +28,7 @@ def test_a_permutation_holds_each_number_once(n: int, seed: int, where: list[int
     assert drawn.dtype == np.int64
     assert np.array_equal(np.sort(drawn), np.arange(n))
     assert np.array_equal(drawn, permutation(n, seed, *where))
+    assert np.array_equal(permutations(n, 3, seed, *where), [permutation(n, seed, *where, k) for k in range(3)])
 
 
 @quick

@@ -34,15 +34,14 @@ def round_half_up(value: float) -> int:
 
 def lost(seed: int, round: int, clients: list[int], dropout: float) -> list[int]:
     """Those of the cohort whose answer never arrives (a simulation of dropouts)."""
-    return [k for k in clients if streams.uniform(1, seed, "dropout", round, k)[0] < dropout]
+    return [k for k in clients if dropout and streams.uniform(1, seed, "dropout", round, k)[0] < dropout]
 
 
 def batches(seed: int, round: int, client: int, size: int, batch: int, epochs: int) -> Batches:
     """``epochs`` shuffled passes over ``size`` rows, each cut into batches, the last one padded."""
     steps = -(-size // batch)
     rows = np.zeros((epochs, steps * batch), dtype=np.int64)
-    for epoch in range(epochs):
-        rows[epoch, :size] = streams.permutation(size, seed, "batches", round, client, epoch)
+    rows[:, :size] = streams.permutations(size, epochs, seed, "batches", round, client)
     live = np.zeros((epochs, steps * batch), dtype=np.bool_)
     live[:, :size] = True
     total = epochs * steps

@@ -17,19 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def _digest(seed: int, where: tuple[int | str, ...]) -> bytes:
+def _name(seed: int, where: tuple[int | str, ...]) -> str:
     # JSON keeps 1 and "1" apart, as well as ("ab",) and ("a", "b"); index() takes NumPy's integers and refuses floats.
-    name = [part if isinstance(part, str) else int(operator.index(part)) for part in (seed, *where)]
-    return hashlib.blake2b(json.dumps(name).encode(), digest_size=16).digest()
+    return json.dumps([part if isinstance(part, str) else int(operator.index(part)) for part in (seed, *where)])
 
 
-def _key(seed: int, where: tuple[int | str, ...]) -> NDArray[np.uint64]:
-    return np.frombuffer(_digest(seed, where), "<u8").astype(np.uint64)
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+
+
+def _keys(names: list[str]) -> NDArray[np.uint64]:
+    """A row for each."""
+    return np.frombuffer(b"".join(map(_digest, names)), "<u8").astype(np.uint64).reshape(-1, 2)
 
 
 def bits(seed: int, *where: int | str) -> np.random.Philox:
     """The raw stream of this name."""
-    return np.random.Philox(key=_key(seed, where))
+    return np.random.Philox(key=_keys([_name(seed, where)])[0])
 
 
 class _Reused(threading.local):
@@ -39,11 +43,13 @@ class _Reused(threading.local):
         self.bits = np.random.Philox(key=np.zeros(2, dtype=np.uint64))
         self.first = self.bits.state
 
-    def raw(self, n: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """What a new generator of this key would give."""
-        self.first["state"]["key"] = key
-        self.bits.state = self.first
-        found: NDArray[np.uint64] = self.bits.random_raw(n)
+    def raw(self, n: int, names: list[str]) -> NDArray[np.uint64]:
+        """What new generators of these names would give, a row each."""
+        bits, first, found = self.bits, self.first, np.empty((len(names), n), dtype=np.uint64)
+        for row, key in zip(found, _keys(names), strict=True):
+            first["state"]["key"] = key
+            bits.state = first
+            row[:] = bits.random_raw(n)
         return found
 
 
@@ -52,7 +58,7 @@ _reused = _Reused()
 
 def key(seed: int, *where: int | str) -> int:
     """A non-negative integer of 63 bits, to seed a generator of another library."""
-    return int.from_bytes(_digest(seed, where)[:8], "little") >> 1
+    return int.from_bytes(_digest(_name(seed, where))[:8], "little") >> 1
 
 
 def generator(seed: int, *where: int | str) -> np.random.Generator:
@@ -62,9 +68,20 @@ def generator(seed: int, *where: int | str) -> np.random.Generator:
 
 def uniform(n: int, seed: int, *where: int | str) -> NDArray[np.float64]:
     """``n`` numbers in [0, 1), each a multiple of 2⁻⁵³."""
-    return (_reused.raw(n, _key(seed, where)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_reused.raw(n, [_name(seed, where)]).reshape(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(n: int, seed: int, *where: int | str) -> NDArray[np.int64]:
     """The numbers 0 … ``n`` − 1 in random order."""
-    return np.argsort(_reused.raw(n, _key(seed, where)), kind="stable").astype(np.int64)
+    return _orders(n, [_name(seed, where)]).reshape(n)
+
+
+def permutations(n: int, many: int, seed: int, *where: int | str) -> NDArray[np.int64]:
+    """One a row: the permutations of ``(*where, 0)``, ``(*where, 1)`` and so on."""
+    name = _name(seed, where).removesuffix("]")
+    return _orders(n, [f"{name}, {number}]" for number in range(many)])
+
+
+def _orders(n: int, names: list[str]) -> NDArray[np.int64]:
+    orders: NDArray[np.int64] = np.argsort(_reused.raw(n, names), axis=1, kind="stable").astype(np.int64, copy=False)
+    return orders

@@ -1,7 +1,8 @@
 """Clients side by side: their state is one stack of tensors, and one call makes a step of all of them.
 
 The hooks run unchanged under ``torch.func.vmap``. On a GPU a step of the whole stack (gathering the rows, every hook,
-writing the result back) is captured as a CUDA graph once and then replayed, so that Python and launches cost nothing.
+writing the result back) is captured as a CUDA graph once and then replayed, so that Python and launches cost nothing;
+on a CPU it is recorded (:mod:`fedrane.engines.recording`).
 
 Clients are taken longest first, so those still at work are always the first of the stack; when half of them are done a
 smaller graph over the first rows of the same buffers goes on. What does not differ from client to client, such as
@@ -28,8 +29,9 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done
 from fedrane.engines import Predicted, Trained
+from fedrane.engines.recording import Recording
 from fedrane.engines.sequential import CHUNK, Sequential
-from fedrane.federation import Federation, Pool, one_of
+from fedrane.federation import Federation, Pool, each_of
 from fedrane.models.stacked import AsProducts
 from fedrane.task import Batch, Client, Context, Model, State
 
@@ -60,7 +62,7 @@ class _Split(NamedTuple):
     @classmethod
     def of(cls, contexts: list[Context]) -> _Split:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
-        trees = [{"down": c.down, "own": c.own, "client": _columns(c.client)} for c in contexts]
+        trees = [{"down": c.down, "own": c.own} for c in contexts]
         flat = [tree.flatten(one) for one in trees]
         names = list(flat[0])
         if any(list(other) != names for other in flat):
@@ -71,7 +73,9 @@ class _Split(NamedTuple):
             for name, column in zip(names, columns, strict=True)
         )
         leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
-        return cls(leaves, same, pytree.tree_structure(trees[0]), len(contexts))
+        who = _columns([c.client for c in contexts])
+        shape = pytree.tree_structure({**trees[0], "client": who})
+        return cls([*leaves, *who.values()], (*same, *(False for _ in who)), shape, len(contexts))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
@@ -121,7 +125,7 @@ class _Lane:
         self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         self.sizes = sorted({-(-slots * part // 8) for part in (1, 2, 3, 4, 6, 8)} | {1})
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph | Recording] = {}
         self.kind: tuple[Any, ...] | None = None
         self.ctx: _Split
         self.work: list[Tensor] = []
@@ -187,15 +191,15 @@ class _Lane:
 
     def _stepper(self, active: int) -> Callable[[], None]:
         """What makes one step of the first clients of the stack."""
-        if not self.cuda:
-            return lambda: self.step(active)
         size = next(s for s in self.sizes if s >= active)
         if size not in self.graphs:
             with could("step"):
                 self.graphs[size] = self._capture(size)
         return self.graphs[size].replay
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph | Recording:
+        if not self.cuda:
+            return Recording(lambda: self.step(size))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with self.busy():
@@ -292,11 +296,11 @@ class Stacked:
     ) -> Trained:
         federation = self.federation
         cohort = federation.cohort(clients, round, rate, epochs)
-        place = {k: i for i, k in enumerate(clients)}
+        place, who = {k: i for i, k in enumerate(clients)}, each_of(cohort)
 
         def contexts(clients: list[int]) -> list[Context]:
             with could("send or join"):
-                return [self.one_by_one.context(server, owns.get(k), one_of(cohort, place[k])) for k in clients]
+                return [self.one_by_one.context(server, owns.get(k), who[place[k]]) for k in clients]
 
         plans = {k: self._plan(k, round, epochs) for k in clients}
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
@@ -315,7 +319,7 @@ class Stacked:
         return Trained(
             ups=done.up,
             cohort=cohort._replace(labels=None),
-            owns={k: tree.row(done.own, place[k]) for k in clients},
+            owns=dict(zip(clients, tree.unstack(done.own, len(clients)), strict=True)),
             metrics={name: values.tolist() for name, values in done.metrics.items()},
             rows=epochs * sum(len(federation.split.train[k]) for k in clients),
             bytes_down=down,
@@ -498,8 +502,9 @@ def could(hook: str) -> Iterator[None]:
         raise Cannot(f"its hook {hook} cannot be stacked ({reason})") from error
 
 
-def _columns(client: Client) -> dict[str, Any]:
-    return {name: value for name, value in client._asdict().items() if name != "population"}
+def _columns(clients: list[Client]) -> dict[str, Tensor]:
+    names = [name for name in Client._fields if name != "population"]
+    return {name: torch.stack([getattr(client, name) for client in clients]) for name in names}
 
 
 def in_lanes(steps: list[int], most: int) -> list[slice]:

@@ -103,7 +103,7 @@ def covariance(rows: Tensors, floor: float) -> Tensor:
     base = tree.row(rows, 0)
     population, device = len(next(iter(rows.values()))), next(iter(base.values())).device
     gram = torch.zeros(population, population, dtype=torch.float64, device=device)
-    for part, _, _ in tree.blocks(base, rows):
+    for part, _ in tree.blocks(base, rows):
         gram += part.double() @ part.double().T
     if not bool(torch.isfinite(gram).all()):
         return gram  # a model has left the finite numbers; the run ends by it, with the client's name

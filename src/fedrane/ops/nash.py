@@ -62,7 +62,7 @@ def gram(base: Tensors, rows: Tensors) -> Tensor:
     """
     first = next(iter(rows.values()))
     total = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
-    for part, origin, _ in tree.blocks(base, rows):
+    for part, origin in tree.blocks(base, rows):
         deviations = part.double() - origin.double()
         total += deviations @ deviations.T
     return total

@@ -1,0 +1,184 @@
+"""Work on tensors that stay where they are, done again without the Python that led to it.
+
+What a CUDA graph is on a GPU: the first time the operations are written down with the memory they read and write, and
+from then on they alone are repeated, into the same memory. Views need no repeating, and nothing is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MOST = 1 << 28
+"""Bytes that a recording may keep: where a step needs more, Python is little of it."""
+ASKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+ATEN = torch.ops.aten
+FILLS = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full}
+"""Operations that take no more than the shape of what they are given."""
+
+
+class Recording:
+    """Work that is recorded when it is first done; where that cannot be, it is done anew each time."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.calls: list[Callable[[], object]] | None = None
+
+    def replay(self) -> None:
+        if self.calls is None:
+            recorder = _Recorder()
+            with _Questions(recorder), recorder:
+                self.work()
+            self.calls = [call.again() for call in _shortened(recorder.calls)]
+        elif self.calls:
+            for call in self.calls:
+                call()
+        else:
+            self.work()
+
+
+class _Call(NamedTuple):
+    """An operation, the tensors it was given, and those it made."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: list[Tensor]
+    made: list[Tensor]
+
+    def again(self) -> Callable[[], object]:
+        """The operation once more, its results in the memory of the first ones."""
+        if not self.made:
+            return partial(self.func, *self.args, **self.kwargs)
+        if self.func is ATEN._to_copy.default:
+            return partial(ATEN.copy_.default, self.made[0], self.args[0])
+        variant, names = _with_out(self.func)
+        if variant and len(names) == len(self.made):  # a result that is not asked for is None
+            return partial(variant, *self.args, **self.kwargs, **dict(zip(names, self.made, strict=True)))
+
+        def copied() -> None:
+            for to, value in zip(self.made, _tensors(self.func(*self.args, **self.kwargs)), strict=True):
+                to.copy_(value)
+
+        return copied
+
+    def touches(self, value: Tensor) -> bool:
+        return any(_memory(other) == _memory(value) for other in (*self.given, *self.made))
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] = []
+        self.given_up = False
+        self.kept = 0
+
+    def give_up(self) -> None:
+        self.calls, self.given_up = [], True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        given = [] if func.overloadpacket in FILLS else _tensors((args, kwargs))
+        results = _tensors(found)
+        old = {_memory(value) for value in given}
+        fresh = sum(value.nbytes for value in results if _memory(value) not in old)
+        self.kept += fresh
+        if _depends_on_data(func, args) or self.kept > MOST:
+            self.give_up()
+        elif not self.given_up and (fresh or func._schema.is_mutable):
+            self.calls.append(_Call(func, args, kwargs, given, results if fresh else []))
+        return found
+
+
+class _Questions(TorchFunctionMode):
+    """Numbers that leave the tensors unseen by the recorder: what is made of them is not written down."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in ASKS:
+            self.recorder.give_up()
+        return func(*args, **(kwargs or {}))
+
+
+def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """What comes out, or its shape, is Python's to see, which is not asked when the operation is repeated."""
+    if func is ATEN.index.Tensor:
+        return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _shortened(calls: list[_Call]) -> list[_Call]:
+    """Without constants, and with results put at once where they would be copied to."""
+    written = {_memory(value) for call in calls if not call.made for value in call.given}
+    calls = [call for call in calls if call.given or any(_memory(value) in written for value in call.made)]
+    for at, call in enumerate(calls):
+        if call.func is ATEN._foreach_copy_.default:
+            pairs = list(zip(*call.args[:2], strict=True))
+            left = [pair for pair in pairs if not _put_at_once(calls, at, *pair)]
+            to, values = ([pair[side] for pair in left] for side in (0, 1))
+            calls[at] = call._replace(args=(to, values), given=[*to, *values])
+    return [call for call in calls if call.made or call.given]
+
+
+def _put_at_once(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool:
+    """Have this value written where it is copied to at last, if nobody can see a difference.
+
+    Nobody else reads the value or, from then on, what was there before; and the operation that makes it goes element
+    by element, so that it may write over what it reads.
+    """
+    users = [number for number, call in enumerate(calls) if number != at and call.touches(value)]
+    if len(users) != 1 or users[0] > at:
+        return False
+    maker = calls[users[0]]
+    made = len(maker.made) == 1 and _where(maker.made[0]) == _where(value) and _with_out(maker.func)[0]
+    by_element = torch.Tag.pointwise in maker.func.tags and _layout(value) == _layout(to)
+    same = all(_where(other) == _where(to) for other in maker.given if _memory(other) == _memory(to))
+    copied_too = any(_memory(other) == _memory(to) for other in calls[at].args[1])
+    if not (made and by_element and same) or copied_too or any(c.touches(to) for c in calls[users[0] + 1 : at]):
+        return False
+    calls[users[0]] = maker._replace(made=[to])
+    return True
+
+
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    return value.dtype, value.shape, value.stride()
+
+
+def _where(value: Tensor) -> tuple[Any, ...]:
+    return _memory(value), value.storage_offset(), *_layout(value)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+@cache
+def _with_out(func: Any) -> tuple[Any, list[str]]:
+    """The same operation given where to write, and the names by which it is."""
+    same = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for overload in func.overloadpacket.overloads():
+        other = getattr(func.overloadpacket, overload)
+        outs = [a.name for a in other._schema.arguments if a.is_out]
+        others = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        if len(outs) == len(func._schema.returns) and others == same:
+            return other, outs
+    return None, []

@@ -1,0 +1,97 @@
+"""What is done again from a recording is what would have been done anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedrane
+from asserts import close
+from fedrane import conformance
+from fedrane.engines import recording
+from fedrane.engines.recording import Recording
+from fedrane.methods import METHODS
+from fedrane.task import State
+
+VALUES = {
+    "views": lambda x: x.T.reshape(-1)[1:].view(-1, 1).sum(0).expand(4, 4),
+    "in place": lambda x: torch.zeros_like(x).add_(x).mul_(2),
+    "in place through a view": lambda x: (lambda whole: (whole[1:].add_(x[1:]), whole)[1])(torch.ones(4, 4)),
+    "several results": lambda x: torch.linalg.qr(x + torch.eye(4) * 4)[1],
+    "without a place to write to": lambda x: x.to(torch.float64).to(torch.float32),
+    "numbers as places": lambda x: x[(x[0] * 0).long()],
+    "a choice by element": lambda x: torch.where(x > 0, x, -x),
+    "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
+}
+ASKED = {
+    "a number": lambda x: x * float(x.sum()),
+    "a branch": lambda x: x if x.sum() > 0 else -x,
+    "a list": lambda x: x * x.flatten().tolist()[0],
+    "an array": lambda x: x * float(x.numpy()[0, 0]),
+    "where": lambda x: x + torch.nonzero(x > 0).sum(),
+    "a mask": lambda x: x + x[x > 0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", VALUES | ASKED)
+def test_a_recording_gives_what_the_work_gives_for_any_numbers(name: str) -> None:
+    what: Callable[[Tensor], Tensor] = (VALUES | ASKED)[name]
+    x, found = torch.zeros(4, 4), torch.zeros(4, 4)
+    recorded = Recording(lambda: found.copy_(what(x)))
+    for seed in range(3):
+        x.copy_(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)))
+        recorded.replay()
+        assert torch.equal(found, what(x))
+    assert bool(recorded.calls) == (name in VALUES)
+
+
+UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
+    "element by element": (0, lambda x, y: [x + 1, y * 2]),
+    "each other": (1, lambda x, y: [y + 1, x + 1]),
+    "read once more": (1, lambda x, y: [x + 1, (x * 3).sum() + y]),
+    "made of a new one": (1, lambda x, y: (lambda new: [new, new * y])(x + 1)),
+    "turned": (1, lambda x, y: [x + x.T, y + 1]),
+    "a product": (1, lambda x, y: [x @ x, y + 1]),
+    "a part": (1, lambda x, y: [(x + 1)[:1].expand(4, 4), y + 1]),
+    "left as it is": (2, lambda x, y: [x, y]),
+    "another buffer": (2, lambda x, y: [y, (y * 2).sin()]),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
+    """Straight away where nobody can tell, by a copy of so many buffers elsewhere."""
+    copies, new = UPDATES[name]
+    kept, anew = ([torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2))
+    recorded = Recording(lambda: torch._foreach_copy_(kept, new(*kept)))
+    for _ in range(3):
+        recorded.replay()
+        anew = [value.clone() for value in new(*anew)]
+        assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
+    left: list[Any] = [call for call in recorded.calls or [] if "_foreach_copy_" in str(getattr(call, "func", ""))]
+    assert sum(len(call.args[0]) for call in left) == copies
+
+
+def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    monkeypatch.setattr(recording, "MOST", 0)
+    anew = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    close(conformance.states(kept), conformance.states(anew), 1e-12)
+
+
+class AsksOfWhatIsShared(fedrane.Algorithm):
+    """Reads a number off the server's model, which is the same for all clients, so a stack can answer."""
+
+    def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        down: State = ctx.down
+        return loss * (1 + down.model.params["head.weight"].abs().sum().tolist()), outcome
+
+
+def test_a_number_asked_for_is_that_of_its_round() -> None:
+    one, many = (conformance.trained(AsksOfWhatIsShared(), engine=engine) for engine in ("sequential", "stacked"))
+    close(conformance.states(one), conformance.states(many), 1e-12)
