@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedrane
 from asserts import close, same_bytes, untimed
-from fedrane import Experiment, conformance
+from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import stacked
 from fedrane.methods import METHODS
@@ -119,3 +120,27 @@ def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(step
 
 def test_one_long_client_has_a_lane_of_its_own() -> None:
     assert stacked.in_lanes([100, 10, 10, 10], 2) == [slice(0, 1), slice(1, 4)]
+
+
+class HandsOn(fedrane.Algorithm):
+    """Keeps the parameters of the two steps before, which are thus handed from one place to another, one turned."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        work = super().begin(task, ctx)
+        zeros = tree.zeros_like(work.model.params)
+        square = {"square": torch.arange(4, dtype=task.dtype).reshape(2, 2)}
+        return work._replace(extra={"a": zeros, "b": dict(zeros), "turned": square})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        after = super().step(task, ctx, work, batch)
+        turned = {"square": work.extra["turned"]["square"].mT}
+        return after._replace(extra={"a": work.model.params, "b": work.extra["a"], "turned": turned})
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        return done._replace(own=done.own._replace(extra=work.extra))
+
+
+def test_a_value_handed_on_is_the_old_one() -> None:
+    one, many = both(HandsOn())
+    close(conformance.states(one), conformance.states(many), 1e-12)

@@ -211,7 +211,8 @@ class _Lane:
 
     def step(self, n: int) -> None:
         """One step of the first ``n``, written back to the buffers."""
-        _copy(self.first(n), self.after_step(n))
+        now = self.first(n)
+        _copy(now, _apart(self.after_step(n), now))
         # A client that has finished stays at the last row, which is dead.
         self.position[:n] = (self.position[:n] + 1).clamp(max=len(self.table.rows) - 1)
 
@@ -541,6 +542,20 @@ def _together(runs: list[Iterator[float]]) -> None:
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
     if to:
         torch._foreach_copy_(to, values)
+
+
+def _apart(values: list[Tensor], buffers: list[Tensor]) -> list[Tensor]:
+    """Values that can be copied into the buffers one after the other: what lies in a buffer itself, as an old value
+    handed on does, would be overwritten before it is read."""
+    taken = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+    return [
+        value.clone() if value.untyped_storage().data_ptr() in taken and not _is(value, buffer) else value
+        for value, buffer in zip(values, buffers, strict=True)
+    ]
+
+
+def _is(value: Tensor, buffer: Tensor) -> bool:
+    return (value.data_ptr(), value.shape, value.stride()) == (buffer.data_ptr(), buffer.shape, buffer.stride())
 
 
 def _last(stack: Tensor) -> Tensor:
