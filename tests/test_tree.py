@@ -78,3 +78,15 @@ def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> No
         moved = tree.move(base, rows, weights)
         for name, p in base.items():
             torch.testing.assert_close(moved[name], p + torch.tensordot(weights, rows[name] - p, 1))
+
+
+def test_columns_are_the_leaves_of_all_trees_side_by_side() -> None:
+    trees = [Model({"w": torch.full((2,), float(k)), "b": torch.tensor(k)}, {}) for k in range(3)]
+    turned = trees[2]._replace(params=dict(reversed(trees[2].params.items())))  # the order of names is no matter
+    found = tree.columns([trees[0], trees[1], turned])
+    assert list(found) == ["params/w", "params/b"]
+    assert all(a is b for a, b in zip(found["params/b"], (t.params["b"] for t in trees), strict=True))
+    assert [float(w[0]) for w in found["params/w"]] == [0, 1, 2]
+    for other in (Model({"w": torch.zeros(2)}, {}), {"params": {}}, Model({"w": {}, "b": torch.tensor(0)}, {})):
+        with pytest.raises(ValueError, match="differ in shape"):
+            tree.columns([trees[0], other])

@@ -114,6 +114,25 @@ def stack(trees: Sequence[T]) -> T:
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
+def columns(trees: Sequence[Any]) -> dict[str, list[Tensor]]:
+    """The leaves of trees of one shape, by their path: those of all trees side by side."""
+    return dict(zip(flatten(trees[0]), _side_by_side(trees), strict=True))
+
+
+def _side_by_side(trees: Sequence[Any]) -> Iterator[list[Tensor]]:
+    first = trees[0]
+    kind = Tensor if isinstance(first, Tensor) else type(first)
+    alike = all(isinstance(tree, kind) for tree in trees)
+    if not alike or (isinstance(first, dict) and any(tree.keys() != first.keys() for tree in trees)):
+        raise ValueError("the trees differ in shape")
+    if isinstance(first, Tensor):
+        yield list(trees)
+        return
+    parts = ([tree[name] for tree in trees] for name in first) if isinstance(first, dict) else zip(*trees, strict=True)
+    for part in parts:
+        yield from _side_by_side(part)
+
+
 def unstack(tree: T, many: int) -> list[T]:
     """The trees that :func:`stack` put together."""
     return [row(tree, index) for index in range(many)] if leaves(tree) else [tree] * many

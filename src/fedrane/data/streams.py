@@ -12,6 +12,7 @@ import hashlib
 import json
 import operator
 import threading
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,11 @@ from numpy.typing import NDArray
 
 def _name(seed: int, where: tuple[int | str, ...]) -> str:
     # JSON keeps 1 and "1" apart, as well as ("ab",) and ("a", "b"); index() takes NumPy's integers and refuses floats.
-    return json.dumps([part if isinstance(part, str) else int(operator.index(part)) for part in (seed, *where)])
+    parts = (_quoted(part) if isinstance(part, str) else str(int(operator.index(part))) for part in (seed, *where))
+    return f"[{', '.join(parts)}]"
+
+
+_quoted = lru_cache(json.dumps)
 
 
 def _digest(name: str) -> bytes:

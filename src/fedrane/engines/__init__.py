@@ -97,28 +97,27 @@ from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the 
 from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
-SEVERAL, LIGHT = 5, 16_000_000
-"""On a CPU this many clients are stacked if a batch takes them at most so many multiply-adds (docs/performance.md)."""
+LIGHT, CONVOLVED = 64_000_000, 10
+"""On a CPU clients are stacked if a batch takes at most so many multiply-adds, those of convolutions, which a stack makes
+slowly there, counted so many times (docs/performance.md)."""
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
-    """The fastest: on a GPU stacked; on a CPU stacked where steps are many and light, else a client a core."""
-    stacked = federation.task.device.type == "cuda" or (
-        federation.population >= SEVERAL and _light(algorithm, federation)
-    )
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core."""
+    stacked = federation.task.device.type == "cuda" or _light(algorithm, federation)
     return (Stacked if stacked else Threaded)(algorithm, federation)
 
 
 def _light(algorithm: Algorithm, federation: Federation) -> bool:
     try:
-        return federation.batch * multiply_adds(algorithm, federation) <= LIGHT
+        return federation.batch * _work_of_one_row(algorithm, federation) <= LIGHT
     except Exception:  # noqa: BLE001 - a mistake in a hook is told where the hook belongs, and one row may be too few
         return False
 
 
 @torch.no_grad()
-def multiply_adds(algorithm: Algorithm, federation: Federation) -> int:
-    """Of the network's answer to one row."""
+def _work_of_one_row(algorithm: Algorithm, federation: Federation) -> int:
+    """Multiply-adds of the network's answer, as a stack on a CPU feels them."""
     task = federation.task
     x, live = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
     with _Products() as counter:
@@ -127,14 +126,16 @@ def multiply_adds(algorithm: Algorithm, federation: Federation) -> int:
 
 
 class _Products(TorchFunctionMode):
-    """Counts the multiply-adds of convolutions and products; the library's own counter takes a second to start."""
+    """Counts multiply-adds of products and of convolutions; the library's own counter takes a second to start."""
 
     found = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func in (F.linear, torch.conv1d, torch.conv2d, torch.conv3d):
+        if func is F.linear:
             self.found += out.numel() * args[1][0].numel()
+        elif func in (torch.conv1d, torch.conv2d, torch.conv3d):
+            self.found += CONVOLVED * out.numel() * args[1][0].numel()
         elif func in (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__):
             self.found += out.numel() * args[0].shape[-1]
         return out

@@ -63,16 +63,15 @@ class _Split(NamedTuple):
     def of(cls, contexts: list[Context]) -> _Split:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
         trees = [{"down": c.down, "own": c.own} for c in contexts]
-        flat = [tree.flatten(one) for one in trees]
-        names = list(flat[0])
-        if any(list(other) != names for other in flat):
-            raise Cannot("its hooks join and finish give a client trees of different shapes to keep")
-        columns = list(zip(*(one.values() for one in flat), strict=True))
+        try:
+            columns = tree.columns(trees)
+        except ValueError as error:
+            raise Cannot("its hooks join and finish give a client trees of different shapes to keep") from error
         same = tuple(
             name.startswith(f"down{tree.SEPARATOR}") and all(leaf is column[0] for leaf in column)
-            for name, column in zip(names, columns, strict=True)
+            for name, column in columns.items()
         )
-        leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns, same, strict=True)]
+        leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns.values(), same, strict=True)]
         who = _columns([c.client for c in contexts])
         shape = pytree.tree_structure({**trees[0], "client": who})
         return cls([*leaves, *who.values()], (*same, *(False for _ in who)), shape, len(contexts))
@@ -310,9 +309,11 @@ class Stacked:
         for begin in range(0, len(order), self._slots):
             wave = order[begin : begin + self._slots]
             there = contexts(wave)  # not of all clients at once: some methods send much to each
-            arriving = [self.one_by_one.arriving(c.down, k not in owns) for k, c in zip(wave, there, strict=True)]
-            down += sum(map(tree.nbytes, arriving))
             parts += self._wave(there, [plans[k] for k in wave])
+            firsts = [k not in owns for k in wave]  # what could be stacked is of one size, but for who is new
+            for first in set(firsts):
+                arriving = self.one_by_one.arriving(there[firsts.index(first)].down, first)
+                down += firsts.count(first) * tree.nbytes(arriving)
         if len(clients) == federation.population:  # while the device is still at work
             self._plans = {(k, round + 1, epochs): self._plan(k, round + 1, epochs) for k in clients}
         done = _in_order(parts, [place[k] for k in order])
