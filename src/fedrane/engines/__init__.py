@@ -98,8 +98,8 @@ from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
 LIGHT, CONVOLVED = 64_000_000, 10
-"""On a CPU clients are stacked if a batch takes at most so many multiply-adds, those of convolutions, which a stack makes
-slowly there, counted so many times (docs/performance.md)."""
+"""On a CPU clients are stacked if a batch takes at most so many multiply-adds, those of convolutions, which a stack
+makes slowly there, counted so many times (docs/performance.md)."""
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
