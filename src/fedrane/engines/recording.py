@@ -34,7 +34,7 @@ class Recording:
     def replay(self) -> None:
         if self.calls is None:
             recorder = _Recorder()
-            with _Questions(recorder), recorder:
+            with _NumbersAsked(recorder), recorder:
                 self.work()
             self.calls = [call.again() for call in _shortened(recorder.calls)]
         elif self.calls:
@@ -100,7 +100,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-class _Questions(TorchFunctionMode):
+class _NumbersAsked(TorchFunctionMode):
     """Numbers that leave the tensors unseen by the recorder: what is made of them is not written down."""
 
     def __init__(self, recorder: _Recorder) -> None:
