@@ -1,4 +1,4 @@
-"""How long cells will take: from earlier cells of their like, or from two rounds measured now.
+"""How long cells will take: from earlier cells of their like, or from a few rounds measured now.
 
 Speeds are of a method on a dataset with its network, number of clients and batch, on this device. A cell takes a time
 for each row it trains on, one for each evaluation, and one for what is around the rounds.
@@ -25,8 +25,10 @@ from fedrane.run import Result, as_dataset, pick_device, run
 
 LIKE = ("method.name", "dataset", "model", "clients", "batch", "precision", "norm")
 """Two cells that agree in these are of one speed."""
-FEW_ROWS = 5000
+FEW_ROWS = 6000
 """On a processor a measured round is no longer than this, by fewer clients if need be."""
+ROUNDS = 3
+"""To be measured: steps are compiled, captured or recorded in the first, and at times once more in the second."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Speeds:
 
 
 def measure(experiment: Experiment) -> Speed:
-    """Two short rounds; what the first takes beyond the second is start-up."""
-    short = experiment.replace(rounds=2, eval_every=1, checkpoint_every=1, seed=0)
+    """A few short rounds; what they take beyond the fastest is start-up."""
+    short = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0)
     if pick_device(experiment.device).type == "cpu":
         short = _few_rows(short)
     began = time.perf_counter()
@@ -106,13 +108,14 @@ def _few_rows(experiment: Experiment) -> Experiment:
 
 
 def _of_rounds(result: Result, wall: float) -> Speed:
-    e, second = result.experiment, result.history[1]
-    rate = second["seconds"] / max(second["train/rows"], 1)
-    inside = 2 * second["seconds"] + 2 * second["eval_seconds"]
-    rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[2:])  # of a finale
+    e, steady = result.experiment, min(result.history[:ROUNDS], key=lambda r: r["seconds"])
+    rate = steady["seconds"] / max(steady["train/rows"], 1)
+    evaluation = min(r["eval_seconds"] for r in result.history[:ROUNDS])
+    inside = ROUNDS * (steady["seconds"] + evaluation)
+    rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of a finale
     rows = sum(len(rows) for rows in result.federation.split.train)
     passes = e.algorithm.local_epochs(e.epochs) / e.epochs
-    return Speed(rate, second["eval_seconds"], max(wall - inside - rest, 0.0), passes * rows)
+    return Speed(rate, evaluation, max(wall - inside - rest, 0.0), passes * rows)
 
 
 def _like(settings: Settings, device: str, engine: str) -> str:
