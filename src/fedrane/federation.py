@@ -103,7 +103,7 @@ class Federation:
         return plan.batches(self.seed, round, client, len(self.split.train[client]), self.batch, epochs)
 
     def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
-        return one_of(self.cohort([index], round, rate, epochs), 0)
+        return each_of(self.cohort([index], round, rate, epochs))[0]
 
     def cohort(self, clients: list[int], round: int, rate: float, epochs: int) -> Client:
         """These clients as they know themselves in a round, stacked."""
@@ -137,9 +137,3 @@ def each_of(cohort: Client) -> list[Client]:
     """The clients of a stack of them."""
     columns = (value.unbind() if isinstance(value, Tensor) else repeat(value) for value in cohort)
     return [Client(*values) for values in zip(*columns, strict=False)]
-
-
-def one_of(cohort: Client, place: int) -> Client:
-    """The client at that place of a stack of them."""
-    columns: dict[str, Any] = {k: v[place] if isinstance(v, Tensor) else v for k, v in cohort._asdict().items()}
-    return Client(**columns)

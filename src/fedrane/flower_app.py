@@ -34,7 +34,7 @@ from fedrane.engines.store import NEVER, Store
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.evaluation import Metrics, official, over_clients, overall, validation
 from fedrane.experiment import REMOTE, Experiment
-from fedrane.federation import Federation, Normaliser, Pool, describe, one_of
+from fedrane.federation import Federation, Normaliser, Pool, describe, each_of
 from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
 from fedrane.predictor import Inputs, Predictor
@@ -216,7 +216,7 @@ class Register(Federation):
         size = len(self.split.train[index]) if index < self.population else self.guests[index]
         steps = epochs * -(-size // self.batch)
         blank = np.zeros((self.population, self.task.classes), np.int64)
-        who = one_of(describe(self.task, [0], blank, round, rate, [steps]), 0)
+        who = each_of(describe(self.task, [0], blank, round, rate, [steps]))[0]
         return who._replace(index=torch.full_like(who.index, index), size=torch.full_like(who.size, size))
 
 

@@ -18,7 +18,7 @@ from fedrane.data import own
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, DataError
 from fedrane.experiment import REMOTE, Experiment
-from fedrane.federation import Normaliser, describe, one_of
+from fedrane.federation import Normaliser, describe, each_of
 from fedrane.task import Context, Model, State, Task
 
 
@@ -114,7 +114,7 @@ class Models:
             )
         if not 0 <= client < self.population:
             raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
-        who = one_of(describe(self.task, [client], self.labels, self.round), 0)
+        who = each_of(describe(self.task, [client], self.labels, self.round))[0]
         own = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
         ctx = Context(self.algorithm.send(self.task, self.server, who), own, who)
         return self._predictor(self.algorithm.personal_model(self.task, ctx))

@@ -70,7 +70,7 @@ class _Call(NamedTuple):
         return copied
 
     def touches(self, value: Tensor) -> bool:
-        return any(_memory(other) == _memory(value) for other in (*self.given, *self.made))
+        return any(memory(other) == memory(value) for other in (*self.given, *self.made))
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,8 +90,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*args, **kwargs)
         given = [] if func.overloadpacket in FILLS else _tensors((args, kwargs))
         results = _tensors(found)
-        old = {_memory(value) for value in given}
-        fresh = sum(value.nbytes for value in results if _memory(value) not in old)
+        old = {memory(value) for value in given}
+        fresh = sum(value.nbytes for value in results if memory(value) not in old)
         self.kept += fresh
         if _depends_on_data(func, args) or self.kept > MOST:
             self.give_up()
@@ -124,8 +124,8 @@ def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _shortened(calls: list[_Call]) -> list[_Call]:
     """Without constants, and with results put at once where they would be copied to."""
-    written = {_memory(value) for call in calls if not call.made for value in call.given}
-    calls = [call for call in calls if call.given or any(_memory(value) in written for value in call.made)]
+    written = {memory(value) for call in calls if not call.made for value in call.given}
+    calls = [call for call in calls if call.given or any(memory(value) in written for value in call.made)]
     for at, call in enumerate(calls):
         if call.func is ATEN._foreach_copy_.default:
             pairs = list(zip(*call.args[:2], strict=True))
@@ -145,10 +145,10 @@ def _put_at_once(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool
     if len(users) != 1 or users[0] > at:
         return False
     maker = calls[users[0]]
-    made = len(maker.made) == 1 and _where(maker.made[0]) == _where(value) and _with_out(maker.func)[0]
+    made = len(maker.made) == 1 and where(maker.made[0]) == where(value) and _with_out(maker.func)[0]
     by_element = torch.Tag.pointwise in maker.func.tags and _layout(value) == _layout(to)
-    same = all(_where(other) == _where(to) for other in maker.given if _memory(other) == _memory(to))
-    copied_too = any(_memory(other) == _memory(to) for other in calls[at].args[1])
+    same = all(where(other) == where(to) for other in maker.given if memory(other) == memory(to))
+    copied_too = any(memory(other) == memory(to) for other in calls[at].args[1])
     if not (made and by_element and same) or copied_too or any(c.touches(to) for c in calls[users[0] + 1 : at]):
         return False
     calls[users[0]] = maker._replace(made=[to])
@@ -159,15 +159,17 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
     return value.dtype, value.shape, value.stride()
 
 
-def _where(value: Tensor) -> tuple[Any, ...]:
-    return _memory(value), value.storage_offset(), *_layout(value)
+def where(value: Tensor) -> tuple[Any, ...]:
+    """Two tensors of the same are the same numbers, read alike."""
+    return memory(value), value.storage_offset(), *_layout(value)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _memory(value: Tensor) -> int:
+def memory(value: Tensor) -> int:
+    """What a tensor shares with its views."""
     return value.untyped_storage().data_ptr()
 
 

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done
 from fedrane.engines import Predicted, Trained
-from fedrane.engines.recording import Recording
+from fedrane.engines.recording import Recording, memory, where
 from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation, Pool, each_of
 from fedrane.models.stacked import AsProducts
@@ -276,6 +276,7 @@ class Stacked:
         self._said: list[str] = []
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._questions: dict[tuple[Any, ...], _Questions] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     # ---- training
 
@@ -436,15 +437,18 @@ class Stacked:
     def _asked(self, split: _Split, pool: Pool, width: int) -> _Questions:
         kind = (id(pool), split.clients, width, split.kind())
         if kind not in self._questions:
-            self._questions[kind] = _Questions(self.algorithm, self.federation, pool, split, width)
+            self._questions[kind] = _Questions(self.algorithm, self.federation, pool, split, width, self._pool)
         return self._questions[kind]
 
 
 class _Questions:
     """A stack of models asked about so many rows each; on a GPU captured once, for all rounds."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, pool: Pool, split: _Split, width: int) -> None:
-        self.algorithm, self.federation, self.pool, self.split = algorithm, federation, pool, split
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, rows: Pool, split: _Split, width: int, pool: Any
+    ) -> None:
+        """``pool`` is the memory that graphs of answers, of which one runs at a time, have in common."""
+        self.algorithm, self.federation, self.rows, self.split, self.pool = algorithm, federation, rows, split, pool
         self.leaves = [_last(torch.empty_like(leaf)) for leaf in split.leaves]
         device = federation.task.device
         self.index = torch.zeros(split.clients, width, dtype=torch.int64, device=device)
@@ -476,7 +480,7 @@ class _Questions:
                 self._eager()  # compiles what is compiled on first use
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, pool=self.pool):
                 self.found = self._eager()
         self.graph.replay()
         return self.found
@@ -486,7 +490,7 @@ class _Questions:
             model = pytree.tree_unflatten(leaves, self.split.shape)
             return self.algorithm.predict(self.federation.task, model, x, alive)
 
-        x, y = self.pool.take(self.index)
+        x, y = self.rows.take(self.index)
         with AsProducts():
             scores = vmap(answer, in_dims=(self.split.dims, 0, 0))(self.leaves, x, self.live)
         return scores.argmax(-1), torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none")
@@ -548,15 +552,11 @@ def _copy(to: list[Tensor], values: list[Tensor]) -> None:
 def _apart(values: list[Tensor], buffers: list[Tensor]) -> list[Tensor]:
     """Values that can be copied into the buffers one after the other: what lies in a buffer itself, as an old value
     handed on does, would be overwritten before it is read."""
-    taken = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+    taken = {memory(buffer) for buffer in buffers}
     return [
-        value.clone() if value.untyped_storage().data_ptr() in taken and not _is(value, buffer) else value
+        value.clone() if memory(value) in taken and where(value) != where(buffer) else value
         for value, buffer in zip(values, buffers, strict=True)
     ]
-
-
-def _is(value: Tensor, buffer: Tensor) -> bool:
-    return (value.data_ptr(), value.shape, value.stride()) == (buffer.data_ptr(), buffer.shape, buffer.stride())
 
 
 def _last(stack: Tensor) -> Tensor:
