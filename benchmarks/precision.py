@@ -1,6 +1,6 @@
 """What short arithmetic costs in accuracy: FedAvg and FedRANE in float32 and bf16, seed by seed.
 
-python benchmarks/precision.py [--data-root DIR] [--dataset fmnist] [--rounds 30] [--seeds 3]
+python benchmarks/precision.py [--data-root DIR] [--dataset fmnist] [--rounds 30] [--seeds 0,1,2]
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg,fedrane")
     parser.add_argument("--precisions", default="float32,bf16")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="0,1,2")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = dataset(options.dataset, options.data_root)
     results: list[dict[str, Any]] = []
     for method in options.methods.split(","):
-        for seed in range(options.seeds):
+        for seed in map(int, options.seeds.split(",")):
             for precision in options.precisions.split(","):
                 e = experiment(options.dataset, method, device=device, precision=precision, seed=seed)
                 last = run(e.replace(rounds=options.rounds), dataset=rows).history[-1]
