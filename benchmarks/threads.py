@@ -1,9 +1,10 @@
-"""How training on a CPU grows with its cores: clients in threads, beside as many processes that share nothing.
+"""How training on a CPU grows with its cores: clients in threads and in processes, beside runs that share nothing.
 
-The threaded engine trains a client a thread. Processes that know nothing of each other, each the same engine with one
-thread, are what processes could reach at best: no model travels between them. Their samples a second are added up.
+The engines ``threaded`` and ``processes`` train a client a core. Runs that know nothing of each other, each of one
+thread, are what any of it could reach at best: none waits for another. Their samples a second are added up, while an
+engine's round also waits for its longest client.
 
-    python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--threads 1,2,4,8,16]
+    python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--cores 1,2,4,8,16]
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from engines import ours
 CPU = torch.device("cpu")
 
 
-def threads(name: str, root: Path | None, precision: str, number: int) -> float:
-    """Samples a second of the threaded engine."""
-    torch.set_num_threads(number)
-    return rate(name, root, precision)
+def engine(name: str, root: Path | None, precision: str, cores: int, kind: str) -> float:
+    """Samples a second of that engine."""
+    torch.set_num_threads(cores)
+    row = ours(name, dataset(name, root), CPU, "fedavg", 1, engine=kind, precision=precision, epochs=1)
+    return float(row["samples_per_second"])
 
 
-def processes(name: str, root: Path | None, precision: str, number: int) -> float:
+def apart(name: str, root: Path | None, precision: str, number: int) -> float:
     """Samples a second of so many runs at once, each with one thread."""
     command = [sys.executable, __file__, "--alone", "--datasets", name, "--precisions", precision]
     command += ["--data-root", str(root)] if root else []
@@ -41,34 +43,26 @@ def processes(name: str, root: Path | None, precision: str, number: int) -> floa
     return sum(float(process.communicate()[0].splitlines()[-1]) for process in started)
 
 
-def rate(name: str, root: Path | None, precision: str) -> float:
-    row = ours(name, dataset(name, root), CPU, "fedavg", 1, engine="threaded", precision=precision, epochs=1)
-    return float(row["samples_per_second"])
-
-
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data-root", type=Path, help="real data; without it, noise of their shape")
     parser.add_argument("--datasets", default="fmnist")
-    parser.add_argument("--threads", default=f"1,{os.cpu_count()}")
+    parser.add_argument("--cores", default=f"1,{os.cpu_count()}")
     parser.add_argument("--precisions", default="float32,bf16")
     parser.add_argument("--alone", action="store_true", help="one run with one thread, its speed alone printed")
     options = parser.parse_args()
     if options.alone:
-        torch.set_num_threads(1)
-        print(rate(options.datasets, options.data_root, options.precisions))
+        print(engine(options.datasets, options.data_root, options.precisions, 1, "threaded"))
         return
     results: list[dict[str, Any]] = []
     for name in options.datasets.split(","):
         for precision in options.precisions.split(","):
-            for number in map(int, options.threads.split(",")):
-                of = name, options.data_root, precision, number
-                row = {"dataset": name, "precision": precision, "number": number}
-                results.append(row | {"threads": threads(*of), "processes": processes(*of)})
-                row = results[-1]
-                grown = " ".join(f"{what} {row[what]:9,.0f} samples/s" for what in ("threads", "processes"))
-                ratio = row["threads"] / row["processes"]
-                print(f"{name} {precision:8s} {number:3d}: {grown}, {ratio:.2f} of it", flush=True)
+            for cores in map(int, options.cores.split(",")):
+                of = name, options.data_root, precision, cores
+                found = {kind: engine(*of, kind) for kind in ("threaded", "processes")} | {"apart": apart(*of)}
+                results.append({"dataset": name, "precision": precision, "cores": cores} | found)
+                told = ", ".join(f"{what} {value:9,.0f}" for what, value in found.items())
+                print(f"{name} {precision:8s} {cores:3d} cores, samples/s: {told}", flush=True)
                 save(f"threads-{os.cpu_count()}-cores", results, options.out)
 
 

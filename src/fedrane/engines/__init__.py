@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -93,30 +94,39 @@ def _flower(algorithm: Algorithm, federation: Federation, short: bool = False) -
     return engine
 
 
-from fedrane.engines.sequential import Sequential  # noqa: E402 - they need the types above
+from fedrane.engines.processes import Processes, impossible  # noqa: E402 - they need the types above
+from fedrane.engines.sequential import Sequential  # noqa: E402
 from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
 LIGHT, CONVOLVED = 64_000_000, 10
 """On a CPU clients are stacked if a batch takes at most so many multiply-adds, those of convolutions, which a stack
 makes slowly there, counted so many times (docs/performance.md)."""
+MANY, HEAVY = 4, 20_000_000_000
+"""From so many cores on threads wait for Python's lock too long; processes, which take time to start, are used where an
+epoch of all clients takes so many multiply-adds, counted alike."""
 
 
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
-    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core."""
-    stacked = federation.task.device.type == "cuda" or _light(algorithm, federation)
-    return (Stacked if stacked else Threaded)(algorithm, federation)
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core, in processes where
+    there are many cores and much to do."""
+    device, work = federation.task.device.type, _work_of_a_row(algorithm, federation)
+    if device == "cuda" or federation.batch * work <= LIGHT:
+        return Stacked(algorithm, federation)
+    heavy = work * sum(map(len, federation.split.train)) >= HEAVY
+    many = device == "cpu" and torch.get_num_threads() >= MANY and not impossible()
+    return (Processes if many and heavy else Threaded)(algorithm, federation)
 
 
-def _light(algorithm: Algorithm, federation: Federation) -> bool:
+def _work_of_a_row(algorithm: Algorithm, federation: Federation) -> float:
     try:
-        return federation.batch * _work_of_one_row(algorithm, federation) <= LIGHT
+        return _counted(algorithm, federation)
     except Exception:  # noqa: BLE001 - a mistake in a hook is told where the hook belongs, and one row may be too few
-        return False
+        return math.inf
 
 
 @torch.no_grad()
-def _work_of_one_row(algorithm: Algorithm, federation: Federation) -> int:
+def _counted(algorithm: Algorithm, federation: Federation) -> int:
     """Multiply-adds of the network's answer, as a stack on a CPU feels them."""
     task = federation.task
     x, live = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
@@ -149,5 +159,6 @@ ENGINES: dict[str, Maker] = {
     "sequential": Sequential,
     "stacked": Stacked,
     "threaded": Threaded,
+    "processes": Processes,
     **FLOWER,
 }

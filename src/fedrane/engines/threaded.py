@@ -29,9 +29,9 @@ class Threaded(Sequential):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         super().__init__(algorithm, federation)
         self.threads = torch.get_num_threads()
-        self.idle: SimpleQueue[_Worker] = SimpleQueue()
+        self.idle: SimpleQueue[Worker] = SimpleQueue()
         for _ in range(self.threads):
-            self.idle.put(_Worker(algorithm, federation))
+            self.idle.put(Worker(algorithm, federation))
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
         def one(place: int) -> T:
@@ -51,7 +51,7 @@ class Threaded(Sequential):
                 torch.set_num_threads(self.threads)  # for threads that others start later
 
 
-class _Worker(Sequential):
+class Worker(Sequential):
     """With a network of its own: while it computes, its modules hold the parameters of one client."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
@@ -59,11 +59,11 @@ class _Worker(Sequential):
         super().__init__(algorithm, replace(federation, task=replace(federation.task, parts=parts)))
 
     def begin(self, ctx: Context) -> Work:
-        return tree.map(_channels_last, super().begin(ctx))
+        return tree.map(channels_last, super().begin(ctx))
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         for batch in super().batches(k, round, epochs):
-            yield batch._replace(x=_channels_last(batch.x))
+            yield batch._replace(x=channels_last(batch.x))
 
 
 def _one_thread() -> None:
@@ -71,7 +71,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _channels_last(value: Tensor) -> Tensor:
+def channels_last(value: Tensor) -> Tensor:
     """As the library's fast paths want an image or a convolution's weight to lie; one of a single channel, which lies
     both ways at once, must say so by its strides."""
     if value.dim() != 4:

@@ -1,0 +1,190 @@
+"""A client a core, in threads or in processes, ends where clients one after another end; and ``auto`` takes the engine
+its rule says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedrane
+from asserts import close, untimed
+from fedrane import conformance, engines
+from fedrane.data.dataset import Dataset
+from fedrane.engines import Processes, Sequential, Stacked, Threaded
+from fedrane.engines.threaded import channels_last
+from fedrane.errors import ConfigError, FedraneError
+from fedrane.methods import METHODS
+from problems import federation, quick, table
+
+
+@pytest.fixture(autouse=True)
+def three_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+BOTH = pytest.mark.parametrize("engine", ["threaded", "processes"])
+
+
+@BOTH
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_ends_where_the_sequential_engine_ends(name: str, engine: str) -> None:
+    entry = METHODS[name]
+    settings: dict[str, Any] = {"participation": 0.8, "dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+    one, many = (
+        conformance.trained(entry.kind(**entry.preset), engine=each, **settings) for each in ("sequential", engine)
+    )
+    close(conformance.states(one), conformance.states(many), 1e-12)
+    for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
+        for key in a.keys() - {"gne/iterations"}:
+            assert a[key] == pytest.approx(b[key], abs=1e-9), key
+
+
+def pictures(channels: int, side: int) -> Dataset:
+    numbers, y = np.random.Generator(np.random.Philox(5)), np.arange(90) % 3
+    x = numbers.integers(0, 255, (90, channels, side, side)).astype(np.uint8)
+    middle = (0.5,) * channels
+    return Dataset("noise", x[:70], y[:70], x[70:], y[70:], tuple("abc"), middle, middle)
+
+
+@BOTH
+@pytest.mark.parametrize(("model", "channels"), [("convnet", 1), ("convnet", 3), ("resnet18", 3)])
+def test_networks_of_convolutions(model: str, channels: int, engine: str) -> None:
+    settings: dict[str, Any] = {"model": model, "clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "lr": 0.01}
+    one, many = (
+        fedrane.run(
+            fedrane.Experiment(engine=each, precision="float64", device="cpu", **settings),
+            dataset=pictures(channels, 16),
+        )
+        for each in ("sequential", engine)
+    )
+    close(conformance.states(one), conformance.states(many), 1e-10)  # some sums of BatchNorm's nearly cancel
+
+
+def test_an_image_of_one_channel_lieschannels_last_by_its_strides() -> None:
+    for shape in ((4, 1, 5, 6), (4, 3, 5, 6)):
+        image = torch.arange(float(np.prod(shape))).reshape(shape)
+        laid = channels_last(image)
+        assert torch.equal(laid, image)
+        assert laid.stride() == (5 * 6 * shape[1], 1, 6 * shape[1], shape[1])
+
+
+@BOTH
+def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> None:
+    class Wrong(fedrane.Algorithm):
+        def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+            if int(ctx.client.index) == 2:
+                raise KeyError("no such thing")
+            return super().objective(task, ctx, model, batch)
+
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        conformance.trained(Wrong(), engine=engine)
+    assert "in step 0 of client 2, round 1" in caught.value.__notes__
+    assert torch.get_num_threads() == 3
+
+
+def test_a_process_that_dies_is_told_and_none_is_left() -> None:
+    class Killed(fedrane.Algorithm):
+        def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+            if int(ctx.client.index) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().objective(task, ctx, model, batch)
+
+    with pytest.raises(FedraneError, match=r"has died: most often the machine ran out of memory\. Use fewer"):
+        conformance.trained(Killed(), engine="processes")
+    assert not multiprocessing.active_children()
+
+
+def test_processes_do_not_outlive_the_run(tmp_path: Path) -> None:
+    engine = Processes(fedrane.Algorithm(), federation(table(), [[0, 1], [2, 3]]))
+
+    def slow(_: Sequential, item: int) -> None:
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(60)
+
+    run = multiprocessing.get_context("fork").Process(target=engine.each, args=(slow, range(2), [1, 1]))
+    run.start()
+    _until(lambda: len(list(tmp_path.iterdir())) == 2)
+    run.kill()
+    run.join()
+    _until(lambda: not any(_lives(Path("/proc", pid.name, "stat")) for pid in tmp_path.iterdir()))
+
+
+def _lives(process: Path) -> bool:
+    try:
+        return process.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_processes_change_nothing_of_what_the_run_holds() -> None:
+    """What comes back lies in memory of its own, so that a later round's processes cannot write into it."""
+    engine = Processes(fedrane.Algorithm(), federation(table(), [[0, 1], [2, 3]]))
+    found = engine.each(lambda _, item: {"n": torch.full((3,), item), "none": torch.empty(0, 2)}, range(4), [1] * 4)
+    assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
+    assert found[0]["none"].shape == (0, 2)
+    engine.each(lambda _, item: found[item]["n"].zero_(), range(4), [1] * 4)
+    assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
+
+
+def test_processes_are_refused_where_a_fork_is_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"engine=processes .* does not outlive a fork\. Use engine=threaded"):
+        fedrane.run(quick(engine="processes", device="cpu"))
+
+
+class Chosen(Exception):  # noqa: N818 - ends a run before it begins
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "engine"),
+    [
+        ({"model": "mlp", "clients": 10}, 16, Stacked),
+        ({"model": "mlp", "clients": 2}, 3, Stacked),
+        ({"model": "convnet", "clients": 10, "batch": 16}, 3, Stacked),  # on images of 8 × 8
+        ({"model": "convnet", "clients": 10, "batch": 128, "partition": {"kind": "iid"}}, 16, Threaded),
+        ({"model": "resnet18", "clients": 10}, 3, Threaded),
+        ({"model": "resnet18", "clients": 10}, 4, Processes),
+    ],
+)
+def test_auto_goes_by_the_work_of_a_step_and_the_cores(
+    settings: dict[str, Any], cores: int, engine: type[Sequential | Stacked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(cores)
+
+    def spy(algorithm: Any, federation: Any) -> Any:
+        assert type(engines.automatic(algorithm, federation)) is engine
+        raise Chosen
+
+    monkeypatch.setitem(engines.ENGINES, "auto", spy)
+    with pytest.raises(Chosen):
+        fedrane.run(quick(engine="auto", device="cpu", **settings))
+
+
+def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:
+    class Pairs(fedrane.Algorithm):
+        def predict(self, task: Any, model: Any, x: Any, live: Any) -> Any:
+            if len(x) == 1:
+                raise ValueError("rows come in pairs")
+            return super().predict(task, model, x, live)
+
+    assert np.isfinite(conformance.trained(Pairs(), engine="auto").history[-1]["train/loss"])
