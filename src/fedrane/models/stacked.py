@@ -297,6 +297,9 @@ class AsProducts(TorchFunctionMode):
             plain = _plain(*args, **(kwargs or {}))
             if plain:
                 return convolve(*plain)
+        if func is F.linear and len(args) == 3 and args[2] is not None and not kwargs:
+            product = F.linear(*args[:2])  # with a bias, a stack is also multiplied by one
+            return product + args[2].to(product.dtype)
         if func is F.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)) and not kwargs:
             return args[0].mean(
                 (-2, -1), keepdim=True
