@@ -236,7 +236,7 @@ def _products(step: Tensor, base: Tensor, stacked: Tensor) -> Tensor:
     stretch, kind = (SUMMED, direction) if stacked.device.type == "cpu" else (max(1, len(wide)), wide)
     parts = []
     for part, _ in deviations(base, stacked):
-        pairs = zip(part.split(stretch, 1), kind.split(stretch), strict=True)
+        pairs = zip(torch.split(part, stretch, 1), torch.split(kind, stretch), strict=True)
         sums = [_with_both(some.to(along.dtype), along) for some, along in pairs]
         parts.append(torch.stack(sums).sum(0, dtype=wide.dtype))
     return torch.cat([torch.cat(parts, 1), wide.square().sum().expand(1, len(stacked))])

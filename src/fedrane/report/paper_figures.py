@@ -161,7 +161,7 @@ def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, ste
             axis.errorbar(
                 line.x,
                 [100 * m for m in line.mean],
-                [100 * d for d in line.deviation],
+                [100 * d for d in line.deviation] if any(line.deviation) else None,
                 color=COLOURS[index % len(COLOURS)],
                 marker=MARKERS[index % len(MARKERS)],
                 markersize=5,
