@@ -53,6 +53,16 @@ def test_cosines() -> None:
     assert tree.cosines({"w": torch.zeros(2)}, base, rows) == [0.0] * 4
 
 
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_cosines_are_those_of_float64_for_numbers_of_any_size(size: float) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    step, rows = torch.randn(40_000, generator=numbers), torch.randn(3, 40_000, generator=numbers)
+    rows += torch.tensor([[1.0], [0.1], [0.0]]) * step
+    expected = torch.nn.functional.cosine_similarity(rows.double(), step.double()).tolist()
+    found = tree.cosines({"w": size * step}, {"w": torch.zeros(40_000)}, {"w": size * rows})
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_one_number_that_is_not_finite_breaks_its_row() -> None:
     rows = {"w": torch.zeros(4, 2, 3), "c": torch.zeros(4)}
     rows["w"][1, 0, 2], rows["c"][3] = float("nan"), float("inf")
