@@ -76,8 +76,12 @@ def test_words_go_to_all_rows_or_to_one() -> None:
     prox, avg = cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
     assert prox.settings["epochs"] == avg.settings["epochs"] == 1
     assert prox.settings["method.strength"] == 1.0
+    prox, avg = cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), ("fedprox.lr=0.03",)))
+    assert (prox.settings["lr"], avg.settings["lr"]) == (0.03, 0.1), "a setting of the experiment as well"
     with pytest.raises(ConfigError, match="--dataset"):
         cells(target, Choice(words=("dataset=digits",)))
+    with pytest.raises(ConfigError, match=r"ditto is not among the rows\. There are: fedprox"):
+        cells(target, Choice(methods=("fedprox",), words=("ditto.strength=1",)))
 
 
 def test_a_user_s_own_method_stands_among_them() -> None:

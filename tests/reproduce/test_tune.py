@@ -111,6 +111,21 @@ def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest
     assert untouched.settings["lr"] == 0.1, "nor on another dataset"
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("x = 1", "no entry"),
+        ("[[tuned]]\nmethod = 'fedavg'", "lacks its"),
+        ("[[tuned]]\nmethod = 'fedavgg'\ndataset = 'digits'\nalpha = 0.5\nsettings = {}", "'fedavgg' is not known"),
+        ("x = ", "is not what fedrane tune writes"),
+    ],
+)
+def test_a_file_that_tune_has_not_written_is_refused(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "tuned.toml").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        tune.read(tmp_path / "tuned.toml")
+
+
 def test_a_tuned_alpha_wins_over_the_others(tmp_path: Path) -> None:
     entries = [{"method": "fedavg", "dataset": "digits", "alpha": a, "settings": {"lr": a}} for a in (0.1, 5.0)]
     target = targets("table-gfl")[0]

@@ -27,6 +27,7 @@ from fedrane.reproduce.targets import (
     Place,
     Target,
     absent,
+    best_settings,
     cells,
     known,
     parse_seeds,
@@ -96,6 +97,14 @@ def reproduce_command(
         say(console, f"{name} is not on this machine: its cells stay empty. Get it with {how}")
     store = Store(results)
     sweeps = [(each, Sweep(cells(each, choice), store, out / "cells", missing, retry)) for each in wanted]
+    if tuned:
+        rows = {
+            cell.row.title: None
+            for _, sweep in sweeps
+            for cell in sweep.cells
+            if best_settings(choice.tuned, cell.row.name, cell.place)
+        }
+        say(console, f"settings of {tuned}: {', '.join(rows) or 'none fits'}")
     if dry_run:
         _dry_run(console, sweeps, out, measuring, as_json)
         return
@@ -106,6 +115,9 @@ def reproduce_command(
             if not show_only and not sweep.go(_watch(console, quiet or as_json), stop, _teller(console, sweep, quiet)):
                 say(console, f"stopped; the same command goes on from here ({results})")
                 raise typer.Exit(INTERRUPTED)
+            if show_only and not any(cell.key in sweep.records for cell in sweep.cells) and not as_json:
+                say(console, f"{each.name}: nothing is there yet, so nothing is written")
+                continue
             _show(console, each, choice, sweep, out, last, as_json)
             failed += sum(sweep.status(cell) in (FAILED, UNKNOWN) for cell in sweep.cells)
     if failed:
@@ -143,6 +155,8 @@ def tune_command(
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
     places = [Place(name, number) for name in _names(dataset) for number in _numbers(alpha, "--alpha")]
     store = Store(results / "tune")
+    if tuned.exists():
+        tune.read(tuned)  # what cannot be added to is told before the trials, not after
     with Stop(console).listening() as stop:
         for method in _names(names):
             for place in places:

@@ -393,4 +393,4 @@ _TEX = {
 
 def tex(text: str) -> str:
     """Plain text as LaTeX: its special characters, and the papers' Greek letters."""
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in text).replace(r"$\lambda$\_CD", r"$\lambda_{CD}$")

@@ -102,6 +102,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
     for number, text in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         try:
             record = json.loads(text)
+            if not isinstance(record, dict):
+                raise ValueError("it is no JSON object")
             if not {"settings", "status"} <= record.keys() or "method.name" not in record["settings"]:
                 raise ValueError("it lacks the settings or the status of a cell")
         except (ValueError, AttributeError) as error:

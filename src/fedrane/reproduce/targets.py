@@ -245,7 +245,7 @@ def seeds_of(target: Target, choice: Choice) -> tuple[int, ...]:
 def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B008 - it is frozen
     """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
     rows, places = rows_of(target, choice.methods), places_of(target, choice)
-    words = _words(choice.words, [r.name for r in rows])
+    words = _words(choice.words, rows)
     if target.vary in words[""]:
         raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
@@ -299,8 +299,9 @@ def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, place: Place) ->
     return flat((exact or fitting or [{"settings": {}}])[-1]["settings"])
 
 
-def _words(words: Iterable[str], rows: Sequence[str]) -> dict[str, Settings]:
-    """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``."""
+def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
+    """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``: the method's field,
+    or the experiment's."""
     made: dict[str, Settings] = {"": {}}
     for word in words:
         key, equals, value = word.partition("=")
@@ -308,9 +309,21 @@ def _words(words: Iterable[str], rows: Sequence[str]) -> dict[str, Settings]:
             raise ConfigError(f"{word!r} is not key=value", remedy="Write for instance epochs=1 or fedprox.strength=1")
         if key in ("method", "method.name", "dataset", "partition.alpha", "seed"):
             raise ConfigError(f"{word} for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
-        mine = next((name for name in rows if key.startswith(name + ".")), "")
-        made.setdefault(mine, {})[f"method.{key.removeprefix(mine + '.')}" if mine else key] = value
+        mine = next((row for row in rows if key.startswith(row.name + ".")), None)
+        if mine is not None:
+            made.setdefault(mine.name, {})[_of_one(mine, key.removeprefix(mine.name + "."))] = value
+        elif key.partition(".")[0] in row_names():
+            there = ", ".join(row.name for row in rows)
+            raise ConfigError(word, f"{key.partition('.')[0]} is not among the rows", f"There are: {there}")
+        else:
+            made[""][key] = value
     return made
+
+
+def _of_one(row: Row, field: str) -> str:
+    method = str(row.settings["method.name"])
+    own = {f.name for f in fields(methods.find(method).kind)} if _is_here(method) else set()
+    return field if field not in own and field in {f.name for f in fields(Experiment)} else f"method.{field}"
 
 
 # ---- what makes two cells the same

@@ -28,7 +28,7 @@ from fedrane.files import write_atomically
 from fedrane.reproduce.sheets import BEST
 from fedrane.reproduce.store import DONE
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Cell, Choice, Place, Settings, Target, cells, flat
+from fedrane.reproduce.targets import Cell, Choice, Place, Settings, Target, cells, flat, row
 from fedrane.run import as_dataset, make_partition
 
 RATES = (0.01, 0.05, 0.1, 0.5)
@@ -167,8 +167,12 @@ def read(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What was tuned so far."""
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8")).get("tuned", [])
+        if not entries:
+            raise ValueError("it has no entry [[tuned]]")
         if not all({"method", "dataset", "alpha", "settings"} <= entry.keys() for entry in entries):
             raise ValueError("an entry lacks its method, dataset, alpha or settings")
+        for entry in entries:
+            row(entry["method"])  # one that nobody knows is a mistake
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}", remedy="Make it with fedrane tune") from error
     except (OSError, ValueError, AttributeError) as error:
