@@ -188,7 +188,7 @@ def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
 
 def deviations(base: Tensor, stacked: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """``stacked − base`` as a matrix, in pieces of some rows each, with their place; one lies where the last did."""
-    flat, origin = stacked.flatten(1), base.flatten()
+    flat, origin = stacked.detach().flatten(1), base.detach().flatten()
     most = CACHED if stacked.device.type == "cpu" else BLOCK
     many = max(1, min(most // max(1, flat.shape[1]), len(flat)))
     room = flat.new_empty((many, flat.shape[1]), dtype=torch.promote_types(flat.dtype, origin.dtype))

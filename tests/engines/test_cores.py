@@ -3,8 +3,10 @@ its rule says."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from asserts import close, untimed
 from fedrane import conformance, engines
 from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Stacked, Threaded
+from fedrane.engines.processes import impossible
 from fedrane.engines.threaded import channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
@@ -34,7 +37,8 @@ def three_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-BOTH = pytest.mark.parametrize("engine", ["threaded", "processes"])
+FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
+BOTH = pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=FORKS)])
 
 
 @BOTH
@@ -72,7 +76,7 @@ def test_networks_of_convolutions(model: str, channels: int, engine: str) -> Non
     close(conformance.states(one), conformance.states(many), 1e-10)  # some sums of BatchNorm's nearly cancel
 
 
-def test_an_image_of_one_channel_lieschannels_last_by_its_strides() -> None:
+def test_an_image_of_one_channel_lies_channels_last_by_its_strides() -> None:
     for shape in ((4, 1, 5, 6), (4, 3, 5, 6)):
         image = torch.arange(float(np.prod(shape))).reshape(shape)
         laid = channels_last(image)
@@ -94,6 +98,22 @@ def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> N
     assert torch.get_num_threads() == 3
 
 
+@FORKS
+def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
+    class Odd(Exception):  # noqa: N818
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    class Wrong(fedrane.Algorithm):
+        def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+            raise Odd(1, 2)
+
+    with pytest.raises(RuntimeError, match="Odd: 1 and 2") as caught:
+        conformance.trained(Wrong(), engine="processes")
+    assert "in step 0 of client 0, round 1" in caught.value.__notes__
+
+
+@FORKS
 def test_a_process_that_dies_is_told_and_none_is_left() -> None:
     class Killed(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
@@ -106,19 +126,34 @@ def test_a_process_that_dies_is_told_and_none_is_left() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_processes_do_not_outlive_the_run(tmp_path: Path) -> None:
-    engine = Processes(fedrane.Algorithm(), federation(table(), [[0, 1], [2, 3]]))
+@FORKS
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_processes_do_not_outlive_the_run(tmp_path: Path, end: signal.Signals) -> None:
+    engine = made()
 
     def slow(_: Sequential, item: int) -> None:
         (tmp_path / str(os.getpid())).touch()
         time.sleep(60)
 
-    run = multiprocessing.get_context("fork").Process(target=engine.each, args=(slow, range(2), [1, 1]))
-    run.start()
+    def run() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.each(slow, range(2), [1, 1])
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
     _until(lambda: len(list(tmp_path.iterdir())) == 2)
-    run.kill()
-    run.join()
+    for pid in (*(int(path.name) for path in tmp_path.iterdir()), process.pid) if end == signal.SIGINT else ():
+        os.kill(pid or 0, signal.SIGINT)  # as a terminal does: to all
+    if end == signal.SIGKILL:
+        process.kill()
+    process.join(30)
+    assert process.exitcode == (0 if end == signal.SIGINT else -end)
     _until(lambda: not any(_lives(Path("/proc", pid.name, "stat")) for pid in tmp_path.iterdir()))
+
+
+def made() -> Processes:
+    return Processes(fedrane.Algorithm(), federation(table(), [[0, 1], [2, 3]]))
 
 
 def _lives(process: Path) -> bool:
@@ -135,14 +170,39 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@FORKS
+def test_there_may_be_more_clients_than_files_can_be_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        found = made().each(lambda _, item: torch.tensor([item]), range(300), [1] * 300)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert torch.equal(torch.cat(found), torch.arange(300))
+
+
+@FORKS
 def test_processes_change_nothing_of_what_the_run_holds() -> None:
     """What comes back lies in memory of its own, so that a later round's processes cannot write into it."""
-    engine = Processes(fedrane.Algorithm(), federation(table(), [[0, 1], [2, 3]]))
+    engine = made()
     found = engine.each(lambda _, item: {"n": torch.full((3,), item), "none": torch.empty(0, 2)}, range(4), [1] * 4)
     assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
     assert found[0]["none"].shape == (0, 2)
     engine.each(lambda _, item: found[item]["n"].zero_(), range(4), [1] * 4)
     assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
+
+
+@FORKS
+def test_an_upload_may_require_a_gradient() -> None:
+    class Attached(fedrane.Algorithm):
+        def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+            done = super().finish(task, ctx, work)
+            for value in done.up.model.params.values():
+                value.requires_grad_()
+            return done
+
+    for engine in ("sequential", "processes"):
+        assert np.isfinite(conformance.trained(Attached(), engine=engine).history[-1]["train/loss"])
 
 
 def test_processes_are_refused_where_a_fork_is_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +223,7 @@ class Chosen(Exception):  # noqa: N818 - ends a run before it begins
         ({"model": "convnet", "clients": 10, "batch": 16}, 3, Stacked),  # on images of 8 × 8
         ({"model": "convnet", "clients": 10, "batch": 128, "partition": {"kind": "iid"}}, 16, Threaded),
         ({"model": "resnet18", "clients": 10}, 3, Threaded),
-        ({"model": "resnet18", "clients": 10}, 4, Processes),
+        pytest.param({"model": "resnet18", "clients": 10}, 4, Processes, marks=FORKS),
     ],
 )
 def test_auto_goes_by_the_work_of_a_step_and_the_cores(

@@ -110,8 +110,9 @@ epoch of all clients takes so many multiply-adds, counted alike."""
 def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
     """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core, in processes where
     there are many cores and much to do."""
-    device, work = federation.task.device.type, _work_of_a_row(algorithm, federation)
-    if device == "cuda" or federation.batch * work <= LIGHT:
+    device = federation.task.device.type
+    work = 0.0 if device == "cuda" else _work_of_a_row(algorithm, federation)
+    if federation.batch * work <= LIGHT:
         return Stacked(algorithm, federation)
     heavy = work * sum(map(len, federation.split.train)) >= HEAVY
     many = device == "cpu" and torch.get_num_threads() >= MANY and not impossible()

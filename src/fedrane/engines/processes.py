@@ -7,12 +7,12 @@ memory that both see. The hooks and their order are the sequential engine's.
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from io import BytesIO
-from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +41,8 @@ def impossible() -> str:
         return "forking a process that computes is safe on Linux alone"
     if torch.cuda.is_available():
         return "what autograd keeps for a GPU does not outlive a fork"
+    if multiprocessing.current_process().daemon:
+        return "a daemonic process may have no children"
     return ""
 
 
@@ -51,25 +53,30 @@ class Processes(Sequential):
         super().__init__(algorithm, federation)
         self.number = torch.get_num_threads()
         self.worker = Worker(algorithm, federation)
+        if sys.version_info >= (3, 12):  # the children compute on one thread, and wait for no other's lock
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded, use of fork")
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
         longest_first = sorted(range(len(items)), key=lambda place: -sizes[place])
-        others = set(multiprocessing.active_children())
-        with _memory(len(items)) as files:
+        with _memory() as file:
 
             def one(place: int) -> _Packed:
-                return _pack(work(self.worker, items[place]), files[place])
+                return _pack(work(self.worker, items[place]), file, place * ROOM)
 
-            how = multiprocessing.get_context("fork"), _settle, (os.getpid(), one)
-            with ProcessPoolExecutor(min(self.number, len(items)), *how) as pool, warnings.catch_warnings():
-                # that a process with threads is forked: the children compute on one thread, and wait for no other's
-                warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
+            with ProcessPoolExecutor(
+                max_workers=max(1, min(self.number, len(items))),
+                mp_context=multiprocessing.get_context("fork"),
+                initializer=_settle,
+                initargs=(os.getpid(), one),
+            ) as pool:
                 try:
-                    futures = {place: pool.submit(_do, place) for place in longest_first}
-                    return [_unpack(futures[place].result(), files[place]) for place in range(len(items))]
+                    with _uninterrupted():
+                        futures = {place: pool.submit(_do, place) for place in longest_first}
+                    return [_unpack(futures[place].result(), file) for place in range(len(items))]
                 except BaseException as error:  # an interrupt as well: what is being computed is not waited for
-                    for child in set(multiprocessing.active_children()) - others:
-                        child.kill()
+                    with _uninterrupted():
+                        for child in list((pool._processes or {}).values()):
+                            child.kill()
                     if isinstance(error, BrokenProcessPool):
                         raise FedraneError(
                             "a process that computed for clients has died",
@@ -77,6 +84,22 @@ class Processes(Sequential):
                             "Use fewer of them (OMP_NUM_THREADS=…) or engine=threaded",
                         ) from error
                     raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt is heard afterwards: half-made processes would be left over."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 # ---- in the forked process
@@ -88,8 +111,18 @@ def _settle(parent: int, job: Callable[[int], Any]) -> None:
     global _job
     _job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
-    Thread(target=_follow, args=(parent,), daemon=True).start()
+    sys.stdout, sys.stderr = _anew(sys.stdout), _anew(sys.stderr)
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _anew(stream: Any) -> Any:
+    """Another way to the same file: a thread that is not here may hold the locks of the one that was forked."""
+    try:
+        file = getattr(stream, "rich_proxied_file", stream).fileno()
+    except (AttributeError, OSError, ValueError):
+        return stream
+    return open(file, "w", buffering=1, encoding=stream.encoding, errors="backslashreplace", closefd=False)
 
 
 def _follow(parent: int) -> None:
@@ -100,13 +133,28 @@ def _follow(parent: int) -> None:
 
 
 def _do(place: int) -> Any:
-    return _job(place)
+    try:
+        return _job(place)
+    except Exception as error:
+        raise _portable(error) from error
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself if it can travel, else one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        return told
+    return error
 
 
 # ---- what comes back
 
-ALIGNED = 64
-"""Bytes, at a multiple of which a tensor begins."""
+ROOM = 1 << 40
+"""Bytes of the shared file, which takes memory only where something is written, for each item."""
 
 
 class _Packed(NamedTuple):
@@ -117,14 +165,13 @@ class _Packed(NamedTuple):
 
 
 @contextmanager
-def _memory(number: int) -> Iterator[list[int]]:
-    """So many files that lie in memory, by their descriptors."""
-    files = [os.memfd_create("client") for _ in range(number)]
+def _memory() -> Iterator[int]:
+    """A file that lies in memory, by its descriptor."""
+    file = os.memfd_create("clients")
     try:
-        yield files
+        yield file
     finally:
-        for file in files:
-            os.close(file)
+        os.close(file)
 
 
 class _Pickler(pickle.Pickler):
@@ -133,7 +180,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         return _tensor, (pickle.PickleBuffer(flat.numpy().data), value.dtype, tuple(value.shape))
 
 
@@ -141,23 +188,27 @@ def _tensor(content: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     return torch.frombuffer(content, dtype=dtype).reshape(shape) if len(content) else torch.empty(shape, dtype=dtype)
 
 
-def _pack(value: Any, file: int) -> _Packed:
-    skeleton, buffers, end = BytesIO(), list[pickle.PickleBuffer](), 0
+def _pack(value: Any, file: int, begin: int) -> _Packed:
+    skeleton, buffers = BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(skeleton, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
     places = []
     for content in (buffer.raw() for buffer in buffers):
-        begin = -(-end // ALIGNED) * ALIGNED
         end = begin + len(content)
         places.append((begin, end))
         while content:
-            written = os.pwrite(file, content, end - len(content))
-            content = content[written:]
+            content = content[os.pwrite(file, content, end - len(content)) :]
+        begin = end
     return _Packed(skeleton.getvalue(), places)
 
 
 def _unpack(packed: _Packed, file: int) -> Any:
-    """The tensors lie where the process has put them; whoever changes one changes a copy."""
-    size = os.fstat(file).st_size
-    whole = memoryview(mmap.mmap(file, size, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
-    buffers = [whole[begin:end] for begin, end in packed.places]
+    """Each tensor in memory of its own, which goes when the tensor does."""
+    buffers = [_read(file, *place) for place in packed.places]
     return pickle.loads(packed.content, buffers=buffers)  # noqa: S301 - from a child of this process
+
+
+def _read(file: int, begin: int, end: int) -> memoryview:
+    content = rest = np.empty(end - begin, dtype=np.uint8).data
+    while rest:
+        rest = rest[os.preadv(file, [rest], end - len(rest)) :]
+    return content
