@@ -171,6 +171,17 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @FORKS
+def test_an_interrupt_is_the_run_s_to_hear() -> None:
+    """A terminal sends it to all; the run may want to finish its round."""
+
+    def interrupted(_: Sequential, item: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return item
+
+    assert made().each(interrupted, range(3), [1] * 3) == [0, 1, 2]
+
+
+@FORKS
 def test_there_may_be_more_clients_than_files_can_be_open() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
