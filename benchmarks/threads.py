@@ -5,6 +5,8 @@ thread, are what any of it could reach at best: none waits for another. Their sa
 engine's round also waits for its longest client.
 
     python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--cores 1,2,4,8,16]
+
+Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): processes are not forked beside one.
 """
 
 from __future__ import annotations
