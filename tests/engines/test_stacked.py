@@ -144,3 +144,16 @@ class HandsOn(fedrane.Algorithm):
 def test_a_value_handed_on_is_the_old_one() -> None:
     one, many = both(HandsOn())
     close(conformance.states(one), conformance.states(many), 1e-12)
+
+
+def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run begins with another cohort, and must give the same answers to the last bit."""
+    asked, predict = list[int](), stacked.Stacked._predict
+
+    def spy(self: Any, models: list[Any], *about: Any) -> Any:
+        asked.append(len(models))
+        return predict(self, models, *about)
+
+    monkeypatch.setattr(stacked.Stacked, "_predict", spy)
+    result = conformance.trained(METHODS["local"].kind(), engine="stacked", participation=0.3)
+    assert set(asked) == {result.population}

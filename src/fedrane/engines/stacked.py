@@ -272,6 +272,7 @@ class Stacked:
         self.one_by_one = Sequential(algorithm, federation)
         self.alone = False
         self._slots = 0
+        self._room = self.most
         self._lanes: dict[int, _Lane] = {}
         self._said: list[str] = []
         self._plans: dict[tuple[int, int, int], Plan] = {}
@@ -370,7 +371,8 @@ class Stacked:
         need = self._weigh(contexts, plan)
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        slots = max(1, min(clients, self.most, int(SHARE * (free + reserved) / max(need, 1))))
+        self._room = max(1, min(self.most, int(SHARE * (free + reserved) / max(need, 1))))
+        slots = min(clients, self._room)
         gib = 2**30
         self._said.append(
             f"{slots} clients side by side: one takes {need / gib:.2f} of {(free + reserved) / gib:.0f} GiB free "
@@ -401,13 +403,14 @@ class Stacked:
 
     @torch.no_grad()
     def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        """Stacked as far as memory was found to allow for training, in which a client takes more."""
+        """Stacked as far as memory was found to allow for training, in which a client takes more; not by how many were
+        trained, which is another number in a run that is resumed."""
         if self.alone:
             return self.one_by_one.predict_each(models, pool, rows)
-        slots, found = self._slots or self.most, list[Predicted]()
+        found = list[Predicted]()
         try:
-            for i in range(0, len(models), slots):
-                found += self._predict(models[i : i + slots], pool, rows[i : i + slots])
+            for i in range(0, len(models), self._room):
+                found += self._predict(models[i : i + self._room], pool, rows[i : i + self._room])
         except Cannot as reason:
             warnings.warn(f"{type(self.algorithm).__name__} answers for one client at a time: {reason}", stacklevel=2)
             self.alone = True
