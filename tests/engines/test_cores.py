@@ -143,10 +143,10 @@ def test_processes_do_not_outlive_the_run(tmp_path: Path, end: signal.Signals) -
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     _until(lambda: len(list(tmp_path.iterdir())) == 2)
-    for pid in (*(int(path.name) for path in tmp_path.iterdir()), process.pid) if end == signal.SIGINT else ():
-        os.kill(pid or 0, signal.SIGINT)  # as a terminal does: to all
-    if end == signal.SIGKILL:
-        process.kill()
+    children = [int(path.name) for path in tmp_path.iterdir()] if end == signal.SIGINT else []
+    assert process.pid
+    for pid in (*children, process.pid):  # a terminal's interrupt goes to all
+        os.kill(pid, end)
     process.join(30)
     assert process.exitcode == (0 if end == signal.SIGINT else -end)
     _until(lambda: not any(_lives(Path("/proc", pid.name, "stat")) for pid in tmp_path.iterdir()))

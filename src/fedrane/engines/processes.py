@@ -136,19 +136,20 @@ def _do(place: int) -> Any:
     try:
         return _job(place)
     except Exception as error:
-        raise _portable(error) from error
-
-
-def _portable(error: Exception) -> Exception:
-    """The error itself if it can travel, else one that says the same."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        if _can_travel(error):
+            raise
         told = RuntimeError(f"{type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
-        return told
-    return error
+        raise told from None
+
+
+def _can_travel(error: Exception) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return False
+    return True
 
 
 # ---- what comes back
