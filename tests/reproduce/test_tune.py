@@ -126,6 +126,12 @@ def test_a_file_that_tune_has_not_written_is_refused(tmp_path: Path, content: st
         tune.read(tmp_path / "tuned.toml")
 
 
+def test_settings_of_a_method_that_lies_elsewhere_are_read(tmp_path: Path) -> None:
+    entry = "[[tuned]]\nmethod = 'not/here.py:Own'\ndataset = 'digits'\nalpha = 0.5\nsettings = { lr = 0.1 }"
+    (tmp_path / "tuned.toml").write_text(entry)
+    assert tune.read(tmp_path / "tuned.toml")[0]["settings"] == {"lr": 0.1}
+
+
 def test_a_tuned_alpha_wins_over_the_others(tmp_path: Path) -> None:
     entries = [{"method": "fedavg", "dataset": "digits", "alpha": a, "settings": {"lr": a}} for a in (0.1, 5.0)]
     target = targets("table-gfl")[0]
