@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedrane.errors import FileError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM_WORDS = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
+PARTS = f"*.{'[0-9a-f]' * 8}.part"
+"""What a writer that was killed leaves beside its file."""
 
 
 @contextmanager
@@ -32,10 +35,10 @@ def clear_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file whole or not at all."""
+    """Replace a file whole or not at all; of several who write it at once one comes last, and none fails."""
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError
 from fedrane.experiment import Experiment
-from fedrane.files import clear_errors, settle, write_atomically
+from fedrane.files import PARTS, clear_errors, settle, write_atomically
 from fedrane.task import Model, State
 
 try:
@@ -67,9 +67,9 @@ class Folder:
         self._clear()
 
     def _clear(self, *patterns: str) -> None:
-        """Remove these files, and the halves of checkpoints that a killed process left, ours and the library's."""
+        """Remove these files, and the halves of files that a killed process left, ours and the library's."""
         with clear_errors(self.path):
-            for pattern in (*patterns, "checkpoints/round-*.part", "checkpoints/.tmp*"):
+            for pattern in (*patterns, PARTS, "checkpoints/round-*.part", "checkpoints/.tmp*"):
                 for path in self.path.glob(pattern):
                     path.unlink()
 

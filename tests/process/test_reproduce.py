@@ -105,6 +105,14 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     assert record["settings"]["lr"] == 0.5, "a rate of nearly nothing learns nothing"
 
 
+def test_a_file_that_tuning_cannot_write_is_told_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = fedrane("tune", "fedprox", "--tuned", "file/tuned.toml", *TINY, cwd=tmp_path)
+    assert ended.status == 2
+    assert "cannot be written" in ended.stderr
+    assert not told(ended.stdout)
+
+
 def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:
     for words, said in (
         (("reproduce", "table-glf"), "Did you mean 'table-gfl'"),

@@ -67,6 +67,13 @@ def test_what_is_not_known_is_measured_once(sweep: Make, tmp_path: Path, monkeyp
     assert Speeds(wanted, tmp_path / "speeds.json", 60).seconds(wanted.cells[0]) == pytest.approx(times[0])
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", "{", '{"a": 1}', '{"a": {"b": 1}}'])
+def test_a_damaged_file_of_speeds_is_as_none(sweep: Make, tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "speeds.json").write_text(damaged)
+    wanted = sweep()
+    assert Speeds(wanted, tmp_path / "speeds.json", 0).seconds(wanted.cells[0]) is None
+
+
 def test_a_measurement_counts_the_rows_of_all_clients(sweep: Make) -> None:
     cell: Cell = sweep().cells[0]
     assert cell.experiment is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,24 @@ def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest
         assert plain.settings["lr"] == 0.1, "of another method nothing"
     (untouched,) = cells(target, Choice(("fmnist",), (0.5,), ("fedprox",), (0,), tuned=entries))
     assert untouched.settings["lr"] == 0.1, "nor on another dataset"
+
+
+def test_two_tunings_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes while another has read the file, and not yet written it, waits."""
+    path, write = tmp_path / "tuned.toml", tune.write_atomically
+    first, second = (tune.Tuned(name, "digits", 0.5, {"lr": 0.1}, 0.9, "both", 4) for name in ("fedavg", "ditto"))
+    other = threading.Thread(target=tune.write, args=(path, second))
+
+    def meanwhile(path: Path, content: str) -> None:
+        monkeypatch.setattr(tune, "write_atomically", write)
+        other.start()
+        other.join(0.2)
+        write(path, content)
+
+    monkeypatch.setattr(tune, "write_atomically", meanwhile)
+    tune.write(path, first)
+    other.join()
+    assert [entry["method"] for entry in tune.read(path)] == ["fedavg", "ditto"]
 
 
 @pytest.mark.parametrize(

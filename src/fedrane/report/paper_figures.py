@@ -16,6 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from fedrane.report import partition_plot
+
 COLOURS = ("#2f6690", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16", "#2a9bb8", "#77838f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY, LIGHT = "#8a96a3", "#e6e9ec"
@@ -54,11 +56,10 @@ class Pair(NamedTuple):
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """As PNG to look at and as SVG to print; text stays text."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": stem.name}):
         for path in paths:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            partition_plot.save(figure, path)
     return paths
 
 

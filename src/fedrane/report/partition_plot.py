@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedrane.data.partition import Partition
 from fedrane.errors import DataError, nearest
+from fedrane.files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _BLUE, _GREY = "#2f6690", "#8a96a3"
@@ -58,13 +60,14 @@ def draw_counts(
     _name_axes(cells, bars, clients, class_names, height / classes)
     bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MOST_NAMED else 1.0, color=_GREY)
     (_bubbles if bubbles else _shades)(figure, cells, scale, counts)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
 
 
 def save(figure: Figure, path: Path) -> None:
     """Without the time of day, so that the same numbers give the same file."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
+    figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    write_atomically(path, drawn.getvalue())
 
 
 def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str], cell: float) -> None:

@@ -155,8 +155,8 @@ def tune_command(
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
     places = [Place(name, number) for name in _names(dataset) for number in _numbers(alpha, "--alpha")]
     store = Store(results / "tune")
-    if tuned.exists():
-        tune.read(tuned)  # what cannot be added to is told before the trials, not after
+    with tune.open_for_more(tuned):
+        pass  # what cannot be added to is told before the trials, not after
     with Stop(console).listening() as stop:
         for method in _names(names):
             for place in places:

@@ -145,9 +145,11 @@ def _median(group: list[Record]) -> Speed:
 
 
 def _measured_before(path: Path) -> dict[str, Speed | None]:
-    if not path.is_file():
+    """Nothing where the file is not there or damaged: it only spares measuring again."""
+    try:
+        return {like: Speed(**values) for like, values in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
-    return {like: Speed(**values) for like, values in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def _write(path: Path, known: Mapping[str, Speed | None]) -> None:

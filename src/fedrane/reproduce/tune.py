@@ -11,7 +11,8 @@ import itertools
 import json
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.sheets import BEST
-from fedrane.reproduce.store import DONE
+from fedrane.reproduce.store import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell, Choice, Place, Settings, Target, cells, flat, row
 from fedrane.run import as_dataset, make_partition
@@ -182,23 +183,30 @@ def read(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def write(path: Path, found: Tuned) -> None:
-    """Add to the file, in place of what was found before for the same method, dataset and α."""
-    entries = [dict(entry) for entry in (read(path) if path.is_file() else ())]
-    same = (found.method, found.dataset, found.alpha)
-    entries = [entry for entry in entries if (entry["method"], entry["dataset"], entry["alpha"]) != same]
-    entries.append(
-        {
-            "method": found.method,
-            "dataset": found.dataset,
-            "alpha": found.alpha,
-            "accuracy": round(found.accuracy, 5),
-            "measure": found.measure,
-            "trials": found.trials,
-            "settings": found.settings,
-        }
-    )
+    """Add to the file, in place of what was found before for the same method, dataset and α.
+
+    Several may add at once: each reads what the others added before.
+    """
+    new = {
+        "method": found.method,
+        "dataset": found.dataset,
+        "alpha": found.alpha,
+        "accuracy": round(found.accuracy, 5),
+        "measure": found.measure,
+        "trials": found.trials,
+        "settings": found.settings,
+    }
     head = "# Written by fedrane tune; read by fedrane reproduce --tuned. The accuracy is on validation rows.\n"
-    write_atomically(path, head + "".join(_entry(entry) for entry in entries))
+    with open_for_more(path) as entries:
+        others = [e for e in entries if any(e[key] != new[key] for key in ("method", "dataset", "alpha"))]
+        write_atomically(path, head + "".join(_entry(entry) for entry in [*others, new]))
+
+
+@contextmanager
+def open_for_more(path: Path) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """What was tuned so far, while nobody else adds to it; an error where it cannot be added to."""
+    with lock(path.with_name(f".{path.name}.lock")):
+        yield read(path) if path.exists() else ()
 
 
 def _entry(values: Mapping[str, Any]) -> str:

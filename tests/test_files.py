@@ -1,0 +1,41 @@
+"""A file is there whole or not at all, whoever else writes it and wherever a writer dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedrane.files import PARTS, write_atomically
+
+
+def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writes it wholly while the first is at its most delicate: what it has written is not yet in place."""
+    path, flush = tmp_path / "table.md", os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", flush)
+        write_atomically(path, "the second's, which is longer")
+        assert path.read_text() == "the second's, which is longer"
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_atomically(path, "the first's")
+    assert path.read_text() == "the first's", "whoever comes last"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.part").touch()
+    (tmp_path / "table.md").write_text("old")
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # it never comes to that
+
+    def killed(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "table.md", "new")
+    assert (tmp_path / "table.md").read_text() == "old"
+    (left,) = set(tmp_path.iterdir()) - {tmp_path / "table.md", tmp_path / "mine.part"}
+    assert list(tmp_path.glob(PARTS)) == [left], "and no file of the user's is taken for one"
