@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from fedrane.reproduce.store import lock
+from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
 
 OWN = Path(__file__).parent.parent / "reproduce" / "own.py"
@@ -51,7 +53,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
 
     again = fedrane(*command, "--show", cwd=tmp_path)
     assert told(again.stdout) == []
-    tables = [text.partition("Accuracy of G-FL")[2] for text in (ended.stdout, again.stdout)]
+    tables = [text.partition("Methods of the G-FL table")[2] for text in (ended.stdout, again.stdout)]
     assert tables[0] == tables[1], "the table needs only the results"
 
 
@@ -103,6 +105,25 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     assert ended.status == 0, ended.stderr
     (record,) = results(tmp_path)
     assert record["settings"]["lr"] == 0.5, "a rate of nearly nothing learns nothing"
+
+
+def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) -> None:
+    """Of two tunings at once, the one that ends last chooses, among all trials."""
+    words = ("--grid", "lr=1e-9,0.5", "--grid", "method.strength=0.01", "--rounds", "2", *TINY)
+    command = ("tune", "fedprox", *words, "--out", str(tmp_path / "out"))
+    assert fedrane(*command, cwd=tmp_path).status == 0
+    tuned, results = tmp_path / "experiments" / "tuned.toml", tmp_path / "experiments" / "results" / "tune"
+    chosen = tuned.read_text()
+    tuned.unlink()
+    worse, better = (results / "digits.jsonl").read_text().splitlines()
+    (results / "digits.jsonl").write_text(worse + "\n")
+    with lock(tmp_path / "out" / "tune" / ".locks" / key_of(json.loads(better)["settings"])):
+        ended = fedrane(*command, cwd=tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert "another process is running 1 trial of fedprox" in ended.stdout
+    assert not tuned.exists()
+    assert fedrane(*command, cwd=tmp_path).status == 0
+    assert tuned.read_text() == chosen
 
 
 def test_a_file_that_tuning_cannot_write_is_told_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:

@@ -77,6 +77,17 @@ def test_what_is_lacking_is_seen(filled: Sweep) -> None:
     assert set(made) == {(m, w) for m in ("global", "personal") for w in ("best", "last")}
 
 
+def test_what_all_lack_is_said_once(filled: Sweep) -> None:
+    """Where every place has one seed of two, the caption says so and no place does."""
+    for cell in filled.cells:
+        if cell.seed == 1:
+            filled.records.pop(cell.key, None)
+    made = sheets.sheets(GFL, CHOICE, filled)[0]
+    assert "1 of 2 seeds" in made.caption
+    assert at(made, "scaffold") == "80.81"
+    assert at(made, "fedavg") == "80.02"
+
+
 def test_the_best_is_bold_and_the_best_comparison_method_underlined(filled: Sweep) -> None:
     made = sheets.sheets(GFL, CHOICE, filled)[0]
     place = Place("fmnist", 0.1)

@@ -135,4 +135,6 @@ def test_cells_of_another_process_are_left_to_it(sweep: Make) -> None:
     with module.lock(mine.runs / ".locks" / taken.key):
         assert mine.go()
     assert states(mine) == {"fedavg": "elsewhere", "fedprox": "done"}
+    mine.records[taken.key] = {"status": "failed", "reason": "it diverged there"}
+    assert states(mine) == {"fedavg": "failed", "fedprox": "done"}, "and is not waited for for ever"
     assert states(sweep(methods=("fedavg", "fedprox"))) == {"fedavg": "waiting", "fedprox": "done"}

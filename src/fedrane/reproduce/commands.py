@@ -157,6 +157,7 @@ def tune_command(
     store = Store(results / "tune")
     with tune.open_for_more(tuned):
         pass  # what cannot be added to is told before the trials, not after
+    written = False
     with Stop(console).listening() as stop:
         for method in _names(names):
             for place in places:
@@ -166,10 +167,15 @@ def tune_command(
                 if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
                     say(console, f"stopped; the same command goes on from here ({results})")
                     raise typer.Exit(INTERRUPTED)
+                if others := counts(sweep).get(ELSEWHERE):
+                    say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
+                    continue
                 best = tune.choose(sweep, found, place, measure)
                 _show_trials(console, sweep, found, best)
                 tune.write(tuned, best)
-    say(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
+                written = True
+    if written:
+        say(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
 
 
 # ---- what was asked for
@@ -244,9 +250,8 @@ def _show(console: Console, target: Target, choice: Choice, sweep: Sweep, out: P
                 say(console, sheet.caption)
     for note in made[0].notes:
         say(console, note)
-    elsewhere = sum(sweep.status(cell) == ELSEWHERE for cell in sweep.cells)
-    if elsewhere:
-        say(console, f"{count(elsewhere, 'cell')} of {target.name} are being run by another process")
+    if elsewhere := counts(sweep).get(ELSEWHERE):
+        say(console, f"another process is running {count(elsewhere, 'cell')} of {target.name}")
     pictures = "".join(f", {path}" for path in drawn)
     say(console, f"{target.name}: {_told(counts(sweep))}; {out / target.name}.md, .csv, .tex{pictures}")
 

@@ -109,7 +109,7 @@ class Sheet:
     entries: Mapping[tuple[str, Place], Entry]
     notes: Sequence[str]
     extent: str
-    """How many rounds and seeds its cells have."""
+    """How many rounds its cells have, and seeds those of them that have most."""
 
     @property
     def how(self) -> Measure:
@@ -156,7 +156,9 @@ class Sheet:
         return self.how.text(entry.mean) + spread + self.lacking(entry)
 
     def lacking(self, entry: Entry) -> str:
-        return "" if entry.done == entry.wanted else f" ({entry.done} of {entry.wanted} seeds)"
+        """Said of what has fewer seeds than the others; what all lack is said in the caption."""
+        most = max(other.done for other in self.entries.values())
+        return "" if entry.done == most else f" ({entry.done} of {entry.wanted} seeds)"
 
     def theirs(self, entry: Entry) -> tuple[str, str]:
         paper = "" if entry.paper is None else self.how.text(entry.paper)
@@ -202,7 +204,7 @@ def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = 
     at: dict[tuple[str, Place], list[Cell]] = {}
     for cell in sweep.cells:
         at.setdefault((cell.row.name, cell.place), []).append(cell)
-    notes, extent = trouble(sweep), _extent(sweep.cells)
+    notes, extent = trouble(sweep), _extent(list(at.values()), sweep)
     made = []
     for measure in target.measures:
         for one in which if MEASURES[measure].percent else which[:1]:
@@ -215,10 +217,13 @@ def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = 
     return made
 
 
-def _extent(cells: Sequence[Cell]) -> str:
-    rounds = sorted({cell.experiment.rounds for cell in cells if cell.experiment})
+def _extent(places: Sequence[Sequence[Cell]], sweep: Sweep) -> str:
+    rounds = sorted({cell.experiment.rounds for cell in sweep.cells if cell.experiment})
     told = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
-    return ", ".join(filter(None, (told, count(len({cell.seed for cell in cells}), "seed"))))
+    done = max((sum(sweep.status(cell) == DONE for cell in cells) for cells in places), default=0)
+    wanted = max(map(len, places), default=0)
+    seeds = count(wanted, "seed")
+    return ", ".join(filter(None, (told, f"{done} of {seeds}" if 0 < done < wanted else seeds)))
 
 
 def _entry(measure: str, which: str, place: Place, cells: Sequence[Cell], sweep: Sweep) -> Entry:

@@ -57,10 +57,10 @@ class Sweep:
             return UNKNOWN
         if cell.place.dataset in self.absent:
             return ABSENT
-        if cell.key in self.elsewhere:
-            return ELSEWHERE
         again = self.retry and cell.key not in self.tried
-        return FAILED if record and record["status"] == FAILED and not again else WAITING
+        if record and record["status"] == FAILED and not again:
+            return FAILED
+        return ELSEWHERE if cell.key in self.elsewhere else WAITING
 
     def reason(self, cell: Cell) -> str:
         """Why a cell has no figures, where something is wrong with it."""
