@@ -1,6 +1,6 @@
 """How a round's cost grows with the number of clients at fixed total data, and with the size of the network.
 
-python benchmarks/scale.py [--data-root DIR] [--clients 10,20,50,100,500]
+python benchmarks/scale.py [--data-root DIR] [--clients 10,20,50,100,500] [--models mlp,resnet18]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from _harness import arguments, save
 from _problems import MODELS, dataset
 
 from engines import measured, ours
+from fedrane.models import build
 
 
 def main() -> None:
@@ -21,17 +22,21 @@ def main() -> None:
     parser.add_argument("--datasets", default="fmnist,cifar10")
     parser.add_argument("--clients", default="10,20,50,100,500")
     parser.add_argument("--models", default="", help="networks beside the dataset's own, at 20 clients")
+    parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results: list[dict[str, Any]] = []
 
     def measure(name: str, **changes: Any) -> None:
         rows = dataset(name, options.data_root)
-        row = measured(lambda: ours(name, rows, device, "fedavg", 2, **changes), device)
+        row = measured(lambda: ours(name, rows, device, "fedavg", 2, epochs=options.epochs, **changes), device)
         row = {"dataset": rows.name, "model": MODELS[name], **changes, **row}
+        parts = build(row["model"], rows.x.shape[1:], len(rows.classes))
+        row["parameters"] = sum(p.numel() for part in parts for p in part.parameters())
         results.append(row)
         print(
-            f"{rows.name:8s} {row['model']:14s} K {row['clients']:4d}  {row['seconds']:8.3f} s a round "
+            f"{rows.name:8s} {row['model']:14s} {row['parameters'] / 1e6:7.2f} M parameters  "
+            f"K {row['clients']:4d}  {row['seconds']:8.3f} s a round "
             f"{row['samples_per_second']:11,.0f} samples/s  peak {row.get('peak_gib', 0):5.1f} GiB",
             flush=True,
         )
