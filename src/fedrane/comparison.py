@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
+from fedrane import sources
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import CheckpointError, Diverged
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, dotted
 from fedrane.files import write_atomically
-from fedrane.folder import SUMMARY, Folder
+from fedrane.folder import FACTS, SUMMARY, Folder
 from fedrane.run import Callback, resume, run
 
 COLUMNS = (
@@ -90,7 +92,7 @@ class Comparison:
         for row in self.rows():
             means = [self.cell(row[0], *column).mean for _, *column in COLUMNS]
             marked = [f"[bold]{t}[/]" if m == b else t for t, m, b in zip(row[1:-1], means, best, strict=True)]
-            table.add_row(row[0], *marked, row[-1])
+            table.add_row(escape(row[0]), *marked, row[-1])
         return table
 
     def markdown(self) -> str:
@@ -148,16 +150,25 @@ def run_folder(out: str | Path, method: str, seed: int) -> Folder:
 def _require_same(folder: Folder, wanted: Experiment) -> None:
     """Another experiment's results must not pass for this one's; what was left open is as it was settled then."""
     saved = dotted(folder.read_config().to_dict())
+    clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
         settled = (
             now == "auto"
-            or (key == "clients" and wanted.partition.kind == "natural")
+            or (key == "clients" and clients_given)
             or (key in ("dataset", "model") and was == str(Path(now).resolve()))
         )
         if was != now and not settled:
             raise CheckpointError(
                 f"{folder.path} holds a run with {key}={was}, not {now}",
                 "its results would stand for another experiment's",
+                "Choose another --out",
+            )
+    then = folder.read_json(FACTS).get("sources", {})
+    for key, now in sources.contents(wanted).items():
+        if then.get(key, now) != now:
+            raise CheckpointError(
+                f"{sources.own_files(wanted)[key]} has changed since the run in {folder.path}",
+                "its results would stand for what it is now",
                 "Choose another --out",
             )

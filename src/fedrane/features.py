@@ -17,6 +17,8 @@ from fedrane.task import Task
 SAMPLES = 2000
 """Test rows in a picture, as in the paper."""
 PERPLEXITY = 30.0
+FEWEST = 4
+"""Rows that can be placed by who is near whom."""
 CHUNK = 500
 """Rows at a time, where answers do not depend on it."""
 
@@ -49,6 +51,12 @@ def embed(features: NDArray[np.float64]) -> NDArray[np.float64]:
     """Places in the plane, about 0 and of deviation 1."""
     from sklearn.manifold import TSNE  # slow to import
 
+    if len(features) < FEWEST:
+        raise DataError(f"t-SNE needs {FEWEST} rows", f"there are {len(features)}")
+    if np.ptp(features, axis=0).max() <= 1e-6 * np.abs(features).max():  # sklearn divides by their spread, and crashes
+        raise DataError("the model gives all rows the same features", "t-SNE has nothing to tell apart")
+    if features.shape[1] == 1:
+        features = np.hstack([features, np.zeros_like(features)])
     perplexity = min(PERPLEXITY, max(1.0, (len(features) - 1) / 3))
     placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
     middle, spread = placed.mean(0), placed.std()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, tree
+from fedrane import data, engines, loading, models, sources, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
@@ -102,7 +102,7 @@ def run(
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
             facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
-            folder.write_json(FACTS, facts)
+            folder.write_json(FACTS, facts | {"sources": sources.contents(experiment)})
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(None, [])
@@ -147,6 +147,10 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True) -> 
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
+    if checkpoint is None and folder.finished:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint any more", "its results were recorded, and its models removed"
+        )
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"

@@ -209,6 +209,32 @@ def test_compare_with_other_settings(fedrane: Driver, tmp_path: Path) -> None:
     assert not (tmp_path / "all" / "report.html").exists()
 
 
+def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver, tmp_path: Path) -> None:
+    """Called again it trains nothing: neither where the rows have owners nor where a partition was saved."""
+    owners = np.arange(len(DIGITS.y)) % 6
+    np.savez(tmp_path / "mine.npz", x=DIGITS.x, y=DIGITS.y, client=owners, classes=np.array(DIGITS.classes))
+    assert fedrane("partition", "dataset=digits", "clients=5", "--save", "p.npz", cwd=tmp_path).status == 0
+    quick = ("--methods", "fedavg", "--no-report", "rounds=1", "epochs=1", "model=mlp")
+    for words in (("dataset=mine.npz", "--out", "owned"), ("partition.file=p.npz", "--out", "saved")):
+        for _ in range(2):
+            ended = fedrane("compare", *quick, *words, cwd=tmp_path)
+            assert ended.status == 0, ended.stderr
+        assert "round 1" not in ended.stdout
+
+
+def test_compare_after_an_own_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
+    """What it was found to do before is not shown for what it does now."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(OWN.read_text())
+    command = ("compare", "--no-report", "--out", "all", "--methods", "mine.py:Gliding", *WORDS)
+    for status in (0, 0):
+        assert fedrane(*command, cwd=tmp_path).status == status
+    mine.write_text(OWN.read_text() + "# changed\n")
+    refused = fedrane(*command, cwd=tmp_path)
+    assert refused.status == 2
+    assert "mine.py has changed since" in refused.stderr
+
+
 def test_compare_as_json_with_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     """Lines of JSON alone; a field of one method goes to it alone; all folders are below the one named."""
     names = f"fedavg,{OWN}:Gliding"

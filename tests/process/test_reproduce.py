@@ -134,15 +134,32 @@ def test_a_file_that_tuning_cannot_write_is_told_before_the_trials(fedrane: Driv
     assert not told(ended.stdout)
 
 
+def test_a_method_without_a_good_trial_does_not_stop_the_others(fedrane: Driver, tmp_path: Path) -> None:
+    own = f"{OWN}:Exploding"
+    ended = fedrane("tune", f"{own},fedavg", "--grid", "lr=0.1", "--rounds", "2", *TINY, cwd=tmp_path)
+    assert ended.status == 1
+    assert f"no trial of {own} came to an end" in ended.stdout
+    assert 'method = "fedavg"' in (tmp_path / "experiments" / "tuned.toml").read_text()
+
+
 def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:
+    head = 'title = "Mine"\nkind = "table"\nmeasures = ["globl"]\nrows = ["fedavg"]\n'
+    (tmp_path / "mine.toml").write_text(head + 'datasets = ["digits"]\nalphas = [0.5]\nseeds = 1\n')
     for words, said in (
         (("reproduce", "table-glf"), "Did you mean 'table-gfl'"),
         ((*TABLE, "--methods", "fedavgg"), "Did you mean 'fedavg'"),
         (("reproduce", "table-gfl", "--dataset", "fmnits"), "Did you mean 'fmnist'"),
         ((*TABLE, "epochs"), "not key=value"),
+        ((*TABLE, "engine=flowr"), "engine='flowr' is not known"),
+        ((*TABLE, "--methods", ","), "names nothing"),
+        (("reproduce", "mine.toml"), "Did you mean 'global'"),
         (("tune", "fedprox", "--measure", "globall"), "Did you mean 'global'"),
+        (("tune", "fedprox", "--measure", "personal"), "no personal model"),
+        (("tune", "fedprox", "--grid", "fedprox.lr=0.1"), "--grid fedprox.lr"),
+        (("tune", ""), "names nothing"),
     ):
         ended = fedrane(*words, cwd=tmp_path)
         assert ended.status == 2
         assert said in ended.stderr
         assert ended.stderr.count("\n") == 1
+        assert not results(tmp_path), "nothing is recorded"

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fedrane
-from fedrane.errors import FedraneError
+from fedrane.errors import DataError, FedraneError
+from fedrane.features import embed
 from fedrane.folder import Folder
 from fedrane.report.features import features, points
 from fedrane.report.runs import read
@@ -72,3 +73,15 @@ def test_where_the_dataset_is_not_here(tmp_path: Path) -> None:
     np.savez(path, x=DIGITS.x[:, :, :4], y=DIGITS.y)
     with pytest.raises(FedraneError, match="not the dataset"):
         points(read(Folder(tmp_path / "mine")))
+
+
+def test_what_cannot_be_placed_is_told_and_does_not_crash() -> None:
+    """The library's own t-SNE ends the process where all rows are the same."""
+    rng = np.random.default_rng(0)
+    for rows in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
+        with pytest.raises(DataError):
+            embed(rows)
+    for rows in (rng.normal(size=(50, 1)), rng.normal(size=(4, 16)), 1e-9 * rng.normal(size=(50, 16))):
+        placed = embed(rows)
+        assert placed.shape == (len(rows), 2)
+        assert np.isfinite(placed).all()

@@ -19,7 +19,8 @@ from fedrane.reproduce.targets import settings_of
 
 def record(seed: int, status: str = "done", **more: Any) -> dict[str, Any]:
     settings = settings_of(Experiment(dataset="digits", seed=seed))
-    return {"status": status, "settings": settings, "kept": {}, **more}
+    tells = {"kept": {}} if status == "done" else {"word": "failed", "reason": "it broke"}
+    return {"status": status, "settings": settings, **tells, **more}
 
 
 def add_many(folder: str, first: str, last: str) -> None:
@@ -70,16 +71,38 @@ def test_other_lines_stay_as_they_are(tmp_path: Path) -> None:
     assert path.read_text().startswith(before)
 
 
-@pytest.mark.parametrize("text", ["<<<<<<< HEAD", '{"status": "done"}', "[]", '{"cut": '])
-def test_a_line_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"<<<<<<< HEAD",
+        b'{"status": "done"}',
+        b"[]",
+        b'{"cut": ',
+        b'{"status": "done", "settings": null}',
+        b'{"status": ["done"], "settings": {"method.name": "fedavg", "dataset": "digits"}, "kept": {}}',
+        b'{"status": "done", "settings": {"method.name": "fedavg", "dataset": "digits"}}',
+        b'{"status": "failed", "settings": {"method.name": "fedavg", "dataset": "digits"}}',
+        b"\xff",
+    ],
+)
+def test_a_line_that_is_no_result_is_named(tmp_path: Path, text: bytes) -> None:
     store = Store(tmp_path)
     store.add(record(0))
-    with (tmp_path / "digits.jsonl").open("a") as file:
-        file.write(text + "\n")
+    with (tmp_path / "digits.jsonl").open("ab") as file:
+        file.write(text + b"\n")
     for act in (store.read, lambda: store.add(record(1))):
         with pytest.raises(FileError, match="line 2"):
             act()
-    assert len((tmp_path / "digits.jsonl").read_text().splitlines()) == 2, "nothing is lost"
+    assert len((tmp_path / "digits.jsonl").read_bytes().splitlines()) == 2, "nothing is lost"
+
+
+def test_empty_lines_are_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add(record(0))
+    with (tmp_path / "digits.jsonl").open("a") as file:
+        file.write("\n")
+    store.add(record(1))
+    assert len(store.read()) == len(lines(tmp_path)) == 2
 
 
 def test_a_claim_is_one_process_s_at_a_time(tmp_path: Path) -> None:

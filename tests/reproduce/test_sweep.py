@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedrane.errors import FileError
+from fedrane.reproduce import records
 from fedrane.reproduce import sweep as module
 from fedrane.reproduce.sweep import Sweep
 
@@ -127,6 +129,20 @@ def test_cosines_are_read_off_a_run_that_is_done(sweep: Make, monkeypatch: pytes
     assert kept["rounds"] == [1, 2]
     assert [len(line) for line in kept["cosines"]] == [4, 4]
     assert all(0 < value <= 1 for line in kept["cosines"] for value in line)
+
+
+def test_what_a_figure_lacks_does_not_cost_the_run(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that has died gives all rows the same features: its figures stand, and it is said what lacks."""
+    monkeypatch.setattr(records, "features", lambda result, rows: np.zeros((len(rows), 8)))
+    first = sweep("tsne")
+    assert first.go()
+    assert states(first) == states(sweep("tsne")) == {"fedavg": "done"}
+    (record,) = first.records.values()
+    assert record["global"]["last"]["accuracy"] > 0
+    assert record["kept"]["tsne"] is None
+    assert "the same features" in first.reason(first.cells[0])
+    assert sweep("table-gfl").reason(first.cells[0]) == first.reason(first.cells[0])
+    assert not sweep("table-gfl").reason(sweep("table-gfl").cells[0]), "a table has no use for them"
 
 
 def test_cells_of_another_process_are_left_to_it(sweep: Make) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, DataError
 from fedrane.experiment import Experiment
 from fedrane.reproduce.targets import (
@@ -68,6 +69,8 @@ def test_a_varied_value_is_in_the_experiment() -> None:
     assert values == [0, 0.1, 0.5, 0.8, 1]
     with pytest.raises(ConfigError, match="varies"):
         cells(target, Choice(words=("method.contrast=1",)))
+    with pytest.raises(ConfigError, match="varies"):
+        cells(target, Choice(words=("fedrane.contrast=1",)))
 
 
 def test_words_go_to_all_rows_or_to_one() -> None:
@@ -80,6 +83,8 @@ def test_words_go_to_all_rows_or_to_one() -> None:
     assert (prox.settings["lr"], avg.settings["lr"]) == (0.03, 0.1), "a setting of the experiment as well"
     with pytest.raises(ConfigError, match="--dataset"):
         cells(target, Choice(words=("dataset=digits",)))
+    with pytest.raises(ConfigError, match="--seeds"):
+        cells(target, Choice(words=("fedavg.seed=7",)))
     with pytest.raises(ConfigError, match=r"ditto is not among the rows\. There are: fedprox"):
         cells(target, Choice(methods=("fedprox",), words=("ditto.strength=1",)))
 
@@ -120,6 +125,50 @@ def test_an_own_target_is_a_file(tmp_path: Path) -> None:
     path.write_text(text + "alphas = [0.5]\nseed = 1\n")
     with pytest.raises(ConfigError, match="'seed'"):
         targets(str(path))
+
+
+WHOLE: dict[str, object] = {
+    "title": "Mine", "kind": "table", "measures": ["global"], "rows": ["fedavg"], "datasets": ["digits"],
+    "alphas": [0.5], "seeds": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"measures": "global"},
+        {"measures": []},
+        {"seeds": "3"},
+        {"seeds": 0},
+        {"seeds": -1},
+        {"alphas": 0.5},
+        {"alphas": ["0.5"]},
+        {"datasets": []},
+        {"kind": "tabel"},
+        {"values": [1, 2]},
+        {"vary": "batch"},
+        {"settings": 3},
+    ],
+    ids=str,
+)
+def test_a_mistake_in_an_own_target_is_named(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in (WHOLE | wrong).items()))
+    with pytest.raises(ConfigError, match=rf"mine\.toml: .*{next(iter(wrong))}"):
+        targets(str(path))
+
+
+@pytest.mark.parametrize("word", ["engine=flowr", "model=mlpp", "model=nofile.py:net", "partition.file=nofile.npz"])
+def test_a_misspelt_word_is_told_before_any_cell(word: str) -> None:
+    with pytest.raises(ConfigError, match=word.partition("=")[2].partition(":")[0]):
+        cells(targets("table-gfl")[0], Choice(("digits",), seeds=(0,), words=(word,)))
+
+
+def test_what_is_said_twice_counts_once() -> None:
+    assert parse_seeds("1,1,0") == (1, 0)
+    (target,) = targets("table-gfl")
+    found = cells(target, Choice(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))
+    assert len(found) == 1
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -166,3 +215,30 @@ def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
         path.write_text(OWN.read_text() + comment)
         keys.append(key_of(settings_of(Experiment(method=f"{path}:Plain"))))
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_own_data_are_known_by_their_content(tmp_path: Path) -> None:
+    """Wherever they lie; a changed file, image or partition makes another cell."""
+    keys: dict[str, list[str]] = {"dataset": [], "folder": [], "partition": []}
+    for place, content in (("a", b"rows"), ("b", b"rows"), ("c", b"other")):
+        (tmp_path / place / "images" / "cat").mkdir(parents=True)
+        file, image = tmp_path / place / "mine.npz", tmp_path / place / "images" / "cat" / "1.png"
+        file.write_bytes(content)
+        image.write_bytes(content)
+        by_file = Experiment(partition=Partitioning(file=str(file)))
+        for name, made in (
+            ("dataset", Experiment(dataset=str(file))),
+            ("folder", Experiment(dataset=str(image.parent.parent))),
+            ("partition", by_file),
+        ):
+            keys[name].append(key_of(settings_of(made)))
+    for name, found in keys.items():
+        assert found[0] == found[1] != found[2], name
+
+
+def test_a_file_that_changes_in_place_makes_another_cell(tmp_path: Path) -> None:
+    file = tmp_path / "mine.npz"
+    file.write_bytes(b"rows")
+    before = key_of(settings_of(Experiment(dataset=str(file))))
+    file.write_bytes(b"others")
+    assert key_of(settings_of(Experiment(dataset=str(file)))) != before

@@ -12,16 +12,21 @@ from fedrane.errors import ConfigError, nearest
 from fedrane.models.bodies import MODELS
 from fedrane.models.stacked import kernels_available
 
-__all__ = ["MODELS", "build", "kernels_available", "split_head"]
+__all__ = ["MODELS", "build", "check", "kernels_available", "split_head"]
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
     """The body and the linear head of a model known by name."""
+    check(name)
+    body, width = MODELS[name](shape)
+    return body, nn.Linear(width, classes)
+
+
+def check(name: str) -> None:
+    """Whether there is a model of that name."""
     if name not in MODELS:
         remedy = nearest(name, MODELS) + ", or a file of yours: model=path.py:function model_head=NAME"
         raise ConfigError(f"model={name!r} is not known", remedy=remedy)
-    body, width = MODELS[name](shape)
-    return body, nn.Linear(width, classes)
 
 
 def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:

@@ -237,14 +237,14 @@ def _bargain(lines: Sequence[Line], shares: Sequence[Grid]) -> Figure:
 
 def _features(lines: Sequence[Line], embedded: dict[int, Points]) -> Figure:
     figure, axes = _panels(len(embedded), 3, 2.3, 0.4)
-    classes = lines[next(iter(embedded))].first.classes
+    classes, *others = (lines[number].first.classes for number in embedded)
     for axis, (number, points) in zip(axes, embedded.items(), strict=True):
         inks = style.class_colours(len(lines[number].first.classes))
         x, y = points.places.T
         axis.scatter(x, y, s=3, c=[inks[label] for label in points.labels], linewidths=0)
         axis.set(title=style.short(lines[number].name), xticks=[], yticks=[], aspect="equal", adjustable="datalim")
         axis.spines[:].set_visible(True)
-    if len(classes) <= MOST_NAMED_CLASSES:
+    if len(classes) <= MOST_NAMED_CLASSES and all(other == classes for other in others):
         inks = style.class_colours(len(classes))
         handles = [
             Line2D([], [], linestyle="", marker="o", markersize=4, color=ink, label=style.short(name, 14))

@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedrane import methods
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.display import clock, count, percent, plain_table
 from fedrane.errors import ConfigError, nearest
 from fedrane.files import write_atomically
-from fedrane.reproduce import sheets, tune
+from fedrane.reproduce import records, sheets, tune
 from fedrane.reproduce.estimate import Speeds
 from fedrane.reproduce.store import DONE, FAILED, Store
 from fedrane.reproduce.sweep import ABSENT, ELSEWHERE, UNKNOWN, WAITING, Sweep, counts
@@ -82,15 +83,18 @@ def reproduce_command(
     as epochs=1 go to all methods, fedprox.strength=1 to one.
     """
     console = console_for(as_json)
+    data_root = data_root or _root_in(words)
     choice = Choice(
-        _names(dataset),
+        _names(dataset, "--dataset"),
         _numbers(alpha, "--alpha"),
-        _names(names),
+        _names(names, "--methods"),
         parse_seeds(seeds) if seeds else (),
         _all_words(words, rounds, data_root),
         tune.read(tuned) if tuned else (),
     )
     wanted = targets(target)
+    for each in wanted:
+        _check_target(each)
     here = {place.dataset for each in wanted for place in places_of(each, choice)}
     missing = absent(sorted(here), data_root)
     for name, how in missing.items():
@@ -115,7 +119,10 @@ def reproduce_command(
             if not show_only and not sweep.go(_watch(console, quiet or as_json), stop, _teller(console, sweep, quiet)):
                 say(console, f"stopped; the same command goes on from here ({results})")
                 raise typer.Exit(INTERRUPTED)
-            if show_only and not any(cell.key in sweep.records for cell in sweep.cells) and not as_json:
+            if as_json:
+                for cell in sweep.cells:
+                    write_line(json.dumps(_line(each, sweep, cell)) + "\n")
+            if show_only and not any(cell.key in sweep.records for cell in sweep.cells):
                 say(console, f"{each.name}: nothing is there yet, so nothing is written")
                 continue
             _show(console, each, choice, sweep, out, last, as_json)
@@ -150,16 +157,21 @@ def tune_command(
     console = console_for(False)
     if measure not in tune.MEASURES:
         raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
+    data_root = data_root or _root_in(words)
     choice = Choice(seeds=parse_seeds(seeds), words=_all_words(words, rounds, data_root))
-    for name, how in absent(_names(dataset), data_root).items():
+    datasets, tuned_methods = _names(dataset, "--dataset", needed=True), _names(names, "METHOD", needed=True)
+    for name, how in absent(datasets, data_root).items():
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
-    places = [Place(name, number) for name in _names(dataset) for number in _numbers(alpha, "--alpha")]
+    places = [Place(name, number) for name in datasets for number in _numbers(alpha, "--alpha", needed=True)]
+    for method in tuned_methods:
+        if measure != tune.BOTH and measure not in methods.find(method).kind.answers:
+            raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
     store = Store(results / "tune")
     with tune.open_for_more(tuned):
         pass  # what cannot be added to is told before the trials, not after
-    written = False
+    written, failed = False, False
     with Stop(console).listening() as stop:
-        for method in _names(names):
+        for method in tuned_methods:
             for place in places:
                 found = tune.trials(method, place, tune.grid_of(method, grid or ()), choice, validation)
                 every = [cell for trial in found for cell in trial.cells]
@@ -170,24 +182,35 @@ def tune_command(
                 if others := counts(sweep).get(ELSEWHERE):
                     say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
                     continue
-                best = tune.choose(sweep, found, place, measure)
+                try:
+                    best = tune.choose(sweep, found, place, measure)
+                except ConfigError as error:  # one method's trouble is not the others'
+                    say(console, str(error))
+                    failed = True
+                    continue
                 _show_trials(console, sweep, found, best)
                 tune.write(tuned, best)
                 written = True
     if written:
         say(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
+    if failed:
+        raise typer.Exit(1)
 
 
 # ---- what was asked for
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(text: str, option: str, needed: bool = False) -> tuple[str, ...]:
+    """Each once; none only where nothing was said, and need not be."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found and (text or needed):
+        raise ConfigError(f"{option} {text!r}", "it names nothing", "Write names with commas between them")
+    return found
 
 
-def _numbers(text: str, option: str) -> tuple[float, ...]:
+def _numbers(text: str, option: str, needed: bool = False) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in _names(text))
+        return tuple(float(part) for part in _names(text, option, needed))
     except ValueError as error:
         raise ConfigError(f"{option} {text}", "it is numbers with commas between them", "Use 0.1,0.5") from error
 
@@ -197,6 +220,20 @@ def _all_words(words: Sequence[str] | None, rounds: int | None, data_root: str) 
     made += [f"rounds={rounds}"] if rounds is not None else []
     made += [f"data_root={Path(data_root).resolve()}"] if data_root else []
     return tuple(made)
+
+
+def _root_in(words: Sequence[str] | None) -> str:
+    """The data's folder, where it was given as a word."""
+    return next((word.removeprefix("data_root=") for word in words or () if word.startswith("data_root=")), "")
+
+
+def _check_target(target: Target) -> None:
+    """What a target of one's own asks for must be known before its cells are run."""
+    measures = (*target.measures, *target.drawn, *target.panels)
+    for key, asked, there in (("measure", measures, sheets.MEASURES), ("keeps", target.keeps, records.KEPT)):
+        for name in asked:
+            if name not in there:
+                raise ConfigError(f"{target.name}.toml: {key} {name!r} is not known", remedy=nearest(name, there))
 
 
 # ---- while it runs
@@ -237,10 +274,7 @@ def _show(console: Console, target: Target, choice: Choice, sweep: Sweep, out: P
     for suffix, text in (("md", sheets.markdown(made)), ("csv", sheets.as_csv(made)), ("tex", sheets.latex(made))):
         write_atomically(out / f"{target.name}.{suffix}", text)
     drawn = figures(target, made, sweep, out)
-    if as_json:
-        for cell in sweep.cells:
-            write_line(json.dumps(_line(target, sweep, cell)) + "\n")
-    else:
+    if not as_json:
         which = sheets.LAST if last else sheets.BEST
         for sheet in made:
             if (sheet.which == which or not sheet.how.percent) and sheet.has_anything():

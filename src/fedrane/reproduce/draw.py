@@ -68,7 +68,9 @@ def _scatters(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path)
         for title, record in found.items():
             kept = record["kept"]["tsne"]
             classes = kept["classes"]
-            note = f"{100 * record['global']['last']['accuracy']:.1f} %, silhouette {kept['separation']:.2f}"
+            told = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
+            told += [] if kept["separation"] is None else [f"silhouette {kept['separation']:.2f}"]
+            note = ", ".join(told)
             plots[title] = paper_figures.Points(kept["x"], kept["y"], kept["labels"], note)
         title = _at(target, place, made[0].extent)
         paths += paper_figures.scatters(plots, classes, title, _stem(target, place, folder))

@@ -53,17 +53,26 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         spread = statistics.fmean(statistics.pstdev(_numbers(c)) for c in cosines)
         least = statistics.fmean(min(_numbers(c)) for c in cosines)
         record["cosine"] = {"spread": round(spread, 5), "least": round(least, 5)}
-    record["kept"] = {name: KEPT[name](result) for name in keeps}
-    return record
+    record["kept"], problems = {}, {}
+    for name in keeps:
+        try:
+            record["kept"][name] = KEPT[name](result)
+        except Exception as error:  # noqa: BLE001 - what a figure needs beside must not cost the run
+            record["kept"][name] = None
+            problems[name] = reason_of(error)
+    return record | ({"problems": problems} if problems else {})
 
 
 def failed(settings: Settings, error: Exception, device: str, engine: str) -> Record:
-    """Of a run that could not end; why, in one line, with where it happened."""
-    reason = " ".join(str(error).split())[:500] + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    known = isinstance(error, FedraneError)
+    """Of a run that could not end."""
     word = "diverged" if isinstance(error, Diverged) else "failed"
-    about = _about(settings, FAILED, device, engine)
-    return {**about, "word": word, "reason": reason if known else f"{type(error).__name__}: {reason}"}
+    return {**_about(settings, FAILED, device, engine), "word": word, "reason": reason_of(error)}
+
+
+def reason_of(error: Exception) -> str:
+    """Why, in one line, with where it happened."""
+    reason = " ".join(str(error).split())[:500] + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return reason if isinstance(error, FedraneError) else f"{type(error).__name__}: {reason}"
 
 
 def _about(settings: Settings, status: str, device: str, engine: str) -> Record:
@@ -123,6 +132,7 @@ def _tsne(result: Result) -> dict[str, Any] | None:
     rows = sample(len(test))
     found = features(result, rows)
     labels = test.y.cpu().numpy()[rows]
+    kinds = len(np.unique(labels))
     placed = embed(found)
     low, high = placed.min(0), placed.max(0)
     grid = np.rint((placed - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
@@ -131,7 +141,7 @@ def _tsne(result: Result) -> dict[str, Any] | None:
         "y": grid[:, 1].tolist(),
         "labels": labels.tolist(),
         "classes": list(result.inputs.classes),
-        "separation": round(float(silhouette_score(found, labels)), 4),
+        "separation": round(float(silhouette_score(found, labels)), 4) if 1 < kinds < len(labels) else None,
     }
 
 

@@ -25,6 +25,8 @@ except ImportError:  # not a Unix: nothing is locked there
 
 Record = dict[str, Any]
 DONE, FAILED = "done", "failed"
+NEEDED = {DONE: frozenset({"kept"}), FAILED: frozenset({"word", "reason"})}
+"""What a record must tell beside its settings."""
 
 
 class Store:
@@ -92,21 +94,30 @@ def _better(old: Record | None, new: Record) -> Record:
         return new
     if new["status"] != DONE:
         return old
-    return {**new, "kept": {**old["kept"], **new["kept"]}}
+    merged = {**new, "kept": {**old["kept"], **new["kept"]}}
+    if problems := {**old.get("problems", {}), **new.get("problems", {})}:
+        merged["problems"] = problems
+    return merged
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Each line as it stands and as it is read."""
     if not path.is_file() or not path.stat().st_size:
         return
-    for number, text in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+    for number, line in enumerate(path.read_bytes().rstrip(b"\n").split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
+            text = line.decode()
             record = json.loads(text)
             if not isinstance(record, dict):
                 raise ValueError("it is no JSON object")
-            if not {"settings", "status"} <= record.keys() or "method.name" not in record["settings"]:
+            settings, needed = record.get("settings"), NEEDED.get(str(record.get("status")), frozenset())
+            if not needed or not isinstance(settings, dict) or not {"method.name", "dataset"} <= settings.keys():
                 raise ValueError("it lacks the settings or the status of a cell")
-        except (ValueError, AttributeError) as error:
+            if missing := sorted(needed - record.keys()):
+                raise ValueError(f"it lacks {', '.join(missing)}")
+        except ValueError as error:
             raise FileError(
                 f"{path}, line {number}, is no result", str(error), "Mend or remove the line, then start again"
             ) from error

@@ -63,10 +63,13 @@ class Sweep:
         return ELSEWHERE if cell.key in self.elsewhere else WAITING
 
     def reason(self, cell: Cell) -> str:
-        """Why a cell has no figures, where something is wrong with it."""
-        if self.status(cell) == FAILED:
-            return str(self.records[cell.key]["reason"])
-        return cell.problem if self.status(cell) == UNKNOWN else ""
+        """Why a cell has no figures, or not all that it should keep, where something is wrong with it."""
+        status, record = self.status(cell), self.records.get(cell.key, {})
+        if status == FAILED:
+            return str(record["reason"])
+        if status == DONE:
+            return "; ".join(reason for name, reason in record.get("problems", {}).items() if name in cell.keeps)
+        return cell.problem if status == UNKNOWN else ""
 
     def waiting(self) -> list[Cell]:
         """What is to be run, each once: a table may want a cell in two places."""

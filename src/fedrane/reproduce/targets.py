@@ -18,7 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedrane import loading, methods
+from fedrane import engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.experiment import Experiment, dotted, read_toml
@@ -188,10 +188,39 @@ def _target(name: str, values: dict[str, Any]) -> Target:
     needed = ("title", "kind", "measures", "rows", "datasets", "alphas", "seeds")
     if missing := [key for key in needed if key not in values]:
         raise ConfigError(f"{name}.toml lacks {', '.join(missing)}", remedy=f"See {FOLDER / 'clients.toml'}")
+    for key, value in values.items():
+        if not _fits(value, hints[key]):
+            raise ConfigError(f"{name}.toml: {key} = {value!r}", f"it is {_kind_of(hints[key])}")
     if values["kind"] not in KINDS:
         raise ConfigError(f"{name}.toml: kind={values['kind']!r}", remedy=nearest(values["kind"], KINDS))
+    if empty := [key for key in needed if not values[key] or (key == "seeds" and values[key] < 1)]:
+        raise ConfigError(f"{name}.toml: {empty[0]} = {values[empty[0]]!r}", "nothing would be run or shown")
+    if bool(values.get("vary")) != bool(values.get("values")):
+        raise ConfigError(f"{name}.toml: it has one of vary and values", "a figure varies a key over values")
     made: dict[str, Any] = {k: tuple(v) if typing.get_origin(hints[k]) is tuple else v for k, v in values.items()}
     return Target(**{**made, "name": name, "settings": flat(values.get("settings", {}))})
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value of TOML can be what a field is."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is tuple:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if kind in (Mapping, dict):
+        return isinstance(value, dict)
+    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+
+
+def _kind_of(hint: Any) -> str:
+    names = {
+        str: "a text",
+        int: "a whole number",
+        float: "a number",
+        tuple: "a list",
+        dict: "a table",
+        Mapping: "a table",
+    }
+    return names[typing.get_origin(hint) or hint]
 
 
 def row(name: str) -> Row:
@@ -230,12 +259,13 @@ def rows_of(target: Target, chosen: Sequence[str]) -> list[Row]:
 
 
 def places_of(target: Target, choice: Choice) -> list[Place]:
-    return [
+    places = (
         Place(dataset, alpha, value)
         for dataset in choice.datasets or target.datasets
         for alpha in choice.alphas or target.alphas
         for value in target.values or (None,)
-    ]
+    )
+    return list(dict.fromkeys(places))
 
 
 def seeds_of(target: Target, choice: Choice) -> tuple[int, ...]:
@@ -246,15 +276,33 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
     """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
     rows, places = rows_of(target, choice.methods), places_of(target, choice)
     words = _words(choice.words, rows)
-    if target.vary in words[""]:
+    if any(target.vary in mine for mine in words.values()):
         raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
-    return [
+    made = [
         _cell(target, row, place, seed, choice.tuned, words, here[row.name])
         for seed in seeds_of(target, choice)
         for place in places
         for row in rows
     ]
+    _check_names([cell.experiment for cell in made if cell.experiment])
+    return made
+
+
+def _check_names(experiments: Sequence[Experiment]) -> None:
+    """A misspelt word is told before the first cell, and not recorded as a failure of each."""
+    for engine in dict.fromkeys(e.engine for e in experiments):
+        engines.check(engine)
+    for model in dict.fromkeys(e.model for e in experiments):
+        if loading.is_reference(model):
+            loading.load(model, "model")
+        elif model != "auto":
+            models.check(model)
+    for file in dict.fromkeys(e.partition.file for e in experiments):
+        if file and not Path(file).is_file():
+            raise ConfigError(
+                f"partition.file={file}: there is no such file", remedy="Make it with fedrane partition --save"
+            )
 
 
 def _is_here(method: str) -> bool:
@@ -307,11 +355,12 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value", remedy="Write for instance epochs=1 or fedprox.strength=1")
-        if key in ("method", "method.name", "dataset", "partition.alpha", "seed"):
-            raise ConfigError(f"{word} for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
         mine = next((row for row in rows if key.startswith(row.name + ".")), None)
+        whose, meant = (mine.name, _of_one(mine, key.removeprefix(mine.name + "."))) if mine else ("", key)
+        if meant in ("method", "method.name", "dataset", "partition.alpha", "seed"):
+            raise ConfigError(f"{word} for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
         if mine is not None:
-            made.setdefault(mine.name, {})[_of_one(mine, key.removeprefix(mine.name + "."))] = value
+            made.setdefault(whose, {})[meant] = value
         elif key.partition(".")[0] in row_names():
             there = ", ".join(row.name for row in rows)
             raise ConfigError(word, f"{key.partition('.')[0]} is not among the rows", f"There are: {there}")
@@ -335,11 +384,11 @@ def settings_of(experiment: Experiment) -> Settings:
     shape = shapes().get(experiment.dataset)
     if experiment.model == "auto" and shape:
         settings["model"] = automatic_model("auto", shape)
-    for key, source in (("method.name", "method.source"), ("model", "model.source")):
-        where, _, attribute = str(settings[key]).rpartition(":")
-        if where.endswith(".py"):
-            settings[key] = f"{Path(where).name}:{attribute}"
-            settings[source] = hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]
+    digests = sources.contents(experiment)
+    for key, path in sources.own_files(experiment).items():
+        _, colon, attribute = str(settings[key]).rpartition(":") if path.suffix == ".py" else ("", "", "")
+        settings[key] = f"{path.name}{colon}{attribute}"
+        settings[f"{key.partition('.')[0]}.source"] = digests[key]
     return settings
 
 
@@ -395,4 +444,4 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         found = ()
     if not found:
         raise ConfigError(f"--seeds {text}", "it is a count, a range or a list", "Use for instance 3, or 2-4, or 1,7")
-    return found
+    return tuple(dict.fromkeys(found))

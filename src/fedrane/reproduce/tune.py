@@ -90,6 +90,10 @@ def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: fl
         if not wanted:
             raise ConfigError(made[0].problem, remedy=nearest(method, methods.known()))
         understood = flat(wanted[0].to_dict())
+        if strange := [key for key in tried if key not in understood]:
+            raise ConfigError(
+                f"--grid {strange[0]}=…", "it is no key of an experiment", nearest(strange[0], understood)
+            )
         tried = {key: understood[key] for key in tried}
         found.append(Trial(tried, [_validating(*pair, validation) for pair in zip(made, wanted, strict=True)], wanted))
     return found
