@@ -19,6 +19,8 @@ SAMPLES = 2000
 PERPLEXITY = 30.0
 FEWEST = 4
 """Rows that can be placed by who is near whom."""
+LARGE = 1e9
+"""Beyond it squares of distances come near to the largest float32; who is near whom hangs on no scale."""
 CHUNK = 500
 """Rows at a time, where answers do not depend on it."""
 
@@ -53,8 +55,11 @@ def embed(features: NDArray[np.float64]) -> NDArray[np.float64]:
 
     if len(features) < FEWEST:
         raise DataError(f"t-SNE needs {FEWEST} rows", f"there are {len(features)}")
-    if np.ptp(features, axis=0).max() <= 1e-6 * np.abs(features).max():  # sklearn divides by their spread, and crashes
+    largest = np.abs(features).max()
+    if np.ptp(features, axis=0).max() <= 1e-6 * largest:  # sklearn divides by their spread, and crashes
         raise DataError("the model gives all rows the same features", "t-SNE has nothing to tell apart")
+    if largest > LARGE:
+        features = features / largest
     if features.shape[1] == 1:
         features = np.hstack([features, np.zeros_like(features)])
     perplexity = min(PERPLEXITY, max(1.0, (len(features) - 1) / 3))

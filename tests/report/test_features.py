@@ -81,7 +81,12 @@ def test_what_cannot_be_placed_is_told_and_does_not_crash() -> None:
     for rows in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
         with pytest.raises(DataError):
             embed(rows)
-    for rows in (rng.normal(size=(50, 1)), rng.normal(size=(4, 16)), 1e-9 * rng.normal(size=(50, 16))):
+    for rows in (
+        rng.normal(size=(50, 1)),
+        rng.normal(size=(4, 16)),
+        1e-9 * rng.normal(size=(50, 16)),
+        1e30 * rng.normal(size=(50, 2)),
+    ):
         placed = embed(rows)
         assert placed.shape == (len(rows), 2)
         assert np.isfinite(placed).all()
