@@ -224,11 +224,15 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     tensors: tree.Tensors = {}
     paths: dict[str, str] = {}
     first: dict[Any, str] = {}
+    storages: set[int] = set()
     for path, leaf in tree.flatten(whole).items():
         place = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if leaf.numel() else path
         paths[path] = first.setdefault(place, path)
         if paths[path] == path:
-            tensors[path] = leaf.detach().cpu().contiguous()
+            value = leaf.detach().cpu().contiguous()
+            held = value.untyped_storage().data_ptr()
+            tensors[path] = value.clone() if held in storages else value  # the library refuses views of one another
+            storages.add(held)
     said = {
         "format": FORMAT,
         "round": checkpoint.round,

@@ -468,10 +468,12 @@ def _weights(trained: Trained) -> list[float]:
 
 def _plain(value: Any) -> Any:
     """As JSON can hold it; what is not finite becomes empty."""
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         value = value.tolist()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

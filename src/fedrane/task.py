@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedrane.data.streams import key
+from fedrane.errors import ConfigError
 from fedrane.models.layers import Pass, within
 from fedrane.models.norms import convert, norm_names
 from fedrane.models.stacked import as_products
@@ -106,7 +107,34 @@ class Task:
         with torch.no_grad():
             row = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
             width = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device)).body(row).shape[-1]
+            task._require_pure(torch.zeros(2, *shape, dtype=task.dtype, device=task.device))
         return replace(task, width=width)
+
+    def _require_pure(self, x: Tensor) -> None:
+        """A network that draws random numbers of its own, or writes to itself, would be another in every engine."""
+        y, live = (torch.ones(len(x), dtype=kind, device=self.device) for kind in (torch.int64, torch.bool))
+        rows = Batch(x, y, live, y[0], full=True)
+        before = {part: {n: b.clone() for n, b in module.named_buffers()} for part, module in self.parts.items()}
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            states = _generators(self.device)
+            net = self.training(self.init(), rows)
+            net.head(net.body(x))
+            drawn = any(not torch.equal(*pair) for pair in zip(states, _generators(self.device), strict=True))
+        if drawn:
+            raise ConfigError(
+                "the network draws random numbers of its own while it trains",
+                "they would differ from engine to engine, and after a resume",
+                "Use nn.Dropout, whose masks are made from the seed, and no F.dropout",
+            )
+        for part, buffers in before.items():
+            now = dict(self.parts[part].named_buffers())
+            for name, buffer in buffers.items():
+                if not torch.equal(buffer, now[name]):
+                    raise ConfigError(
+                        f"the network changes its buffer {part}.{name} while it trains",
+                        "no client's state, upload or checkpoint would hold it",
+                        "Of buffers that change, only BatchNorm's are followed",
+                    )
 
     def __post_init__(self) -> None:
         for module in self.parts.values():
@@ -170,7 +198,9 @@ class Net:
 
     def part(self, name: str, *inputs: Tensor) -> Tensor:
         """What the named branch makes of its inputs."""
-        prefix = name + "."
+        prefix, module = name + ".", self._task.parts[name]
+        if module.training != self._now.train:
+            module.train(self._now.train)
         tensors = {
             key.removeprefix(prefix): value
             for tensors in (self._model.params, self._model.stats)
@@ -180,13 +210,14 @@ class Net:
         narrow = self._task.compute if self._now.train and name == "body" else None
         if narrow:
             norms, convolutions = self._task.norm_names, as_products()
+            constants = {key: value for key, value in module.named_buffers() if value.is_floating_point()}
             tensors = {
                 key: value if prefix + key in norms or (convolutions and value.dim() == 4) else value.to(narrow)
-                for key, value in tensors.items()
+                for key, value in {**constants, **tensors}.items()
             }
             inputs = tuple(value.to(narrow) for value in inputs)
         with within(self._now):
-            out: Tensor = functional_call(self._task.parts[name], tensors, inputs, strict=False)
+            out: Tensor = functional_call(module, tensors, inputs, strict=False)
         return out.to(self._task.dtype) if narrow else out
 
     def body(self, x: Tensor) -> Tensor:
@@ -198,6 +229,11 @@ class Net:
     @property
     def stats(self) -> Tensors:
         return {**self._model.stats, **self._now.fresh}
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """The states of what random numbers are drawn from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def mean_over_live(values: Tensor, live: Tensor) -> Tensor:

@@ -163,8 +163,8 @@ def zeros_like(tree: T) -> T:
 
 def dot(a: Any, b: Any) -> Tensor:
     """The inner product of two trees of one shape."""
-    pairs = zip(leaves(a), leaves(b), strict=True)
-    return torch.stack([(x * y).sum() for x, y in pairs]).sum()
+    products = [(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
+    return torch.stack(products).sum() if products else torch.zeros(())
 
 
 def norm(tree: Any) -> Tensor:

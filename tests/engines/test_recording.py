@@ -41,7 +41,7 @@ ASKED = {
 def test_a_recording_gives_what_the_work_gives_for_any_numbers(name: str) -> None:
     what: Callable[[Tensor], Tensor] = (VALUES | ASKED)[name]
     x, found = torch.zeros(4, 4), torch.zeros(4, 4)
-    recorded = Recording(lambda: found.copy_(what(x)))
+    recorded = Recording(lambda: found.copy_(what(x)), [found])
     for seed in range(3):
         x.copy_(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)))
         recorded.replay()
@@ -57,6 +57,7 @@ UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
     "turned": (1, lambda x, y: [x + x.T, y + 1]),
     "a product": (1, lambda x, y: [x @ x, y + 1]),
     "a part": (1, lambda x, y: [(x + 1)[:1].expand(4, 4), y + 1]),
+    "the same one twice": (2, lambda x, y: (lambda new: [new, new])(x + 1)),
     "left as it is": (2, lambda x, y: [x, y]),
     "another buffer": (2, lambda x, y: [y, (y * 2).sin()]),
 }
@@ -67,7 +68,7 @@ def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
     """Straight away where nobody can tell, by a copy of so many buffers elsewhere."""
     copies, new = UPDATES[name]
     kept, anew = ([torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2))
-    recorded = Recording(lambda: torch._foreach_copy_(kept, new(*kept)))
+    recorded = Recording(lambda: torch._foreach_copy_(kept, new(*kept)), kept)
     for _ in range(3):
         recorded.replay()
         anew = [value.clone() for value in new(*anew)]

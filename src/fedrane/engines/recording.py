@@ -6,7 +6,7 @@ from then on they alone are repeated, into the same memory. Views need no repeat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -25,15 +25,19 @@ FILLS = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.n
 
 
 class Recording:
-    """Work that is recorded when it is first done; where that cannot be, it is done anew each time."""
+    """Work that is recorded when it is first done; where that cannot be, it is done anew each time.
 
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.work = work
+    ``lasting`` is the memory that the work may leave changed. Whatever else it writes to must be made by it: what only
+    Python makes, as a constant, would be found as the last time left it.
+    """
+
+    def __init__(self, work: Callable[[], object], lasting: Sequence[Tensor]) -> None:
+        self.work, self.lasting = work, lasting
         self.calls: list[Callable[[], object]] | None = None
 
     def replay(self) -> None:
         if self.calls is None:
-            recorder = _Recorder()
+            recorder = _Recorder({memory(value) for value in self.lasting})
             with _NumbersAsked(recorder), recorder:
                 self.work()
             self.calls = [call.again() for call in _shortened(recorder.calls)]
@@ -74,9 +78,10 @@ class _Call(NamedTuple):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, lasting: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
+        self.ours = lasting  # memory that may be written to, with what the calls make
         self.given_up = False
         self.kept = 0
 
@@ -93,10 +98,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         old = {memory(value) for value in given}
         fresh = sum(value.nbytes for value in results if memory(value) not in old)
         self.kept += fresh
-        if _depends_on_data(func, args) or self.kept > MOST:
+        foreign = any(memory(value) not in self.ours for value in _written(func, args, kwargs) if value.numel())
+        if _depends_on_data(func, args) or self.kept > MOST or foreign:
             self.give_up()
         elif not self.given_up and (fresh or func._schema.is_mutable):
             self.calls.append(_Call(func, args, kwargs, given, results if fresh else []))
+            self.ours |= {memory(value) for value in results if fresh}
         return found
 
 
@@ -120,6 +127,13 @@ def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
     if func is ATEN.index.Tensor:
         return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    if not func._schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return _tensors([given.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write])
 
 
 def _shortened(calls: list[_Call]) -> list[_Call]:
@@ -148,7 +162,8 @@ def _put_at_once(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool
     made = len(maker.made) == 1 and where(maker.made[0]) == where(value) and _with_out(maker.func)[0]
     by_element = torch.Tag.pointwise in maker.func.tags and _layout(value) == _layout(to)
     same = all(where(other) == where(to) for other in maker.given if memory(other) == memory(to))
-    copied_too = any(memory(other) == memory(to) for other in calls[at].args[1])
+    copied = [memory(other) for other in calls[at].args[1]]
+    copied_too = memory(to) in copied or copied.count(memory(value)) > 1
     if not (made and by_element and same) or copied_too or any(c.touches(to) for c in calls[users[0] + 1 : at]):
         return False
     calls[users[0]] = maker._replace(made=[to])

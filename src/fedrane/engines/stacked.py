@@ -27,7 +27,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done
+from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines import Predicted, Trained
 from fedrane.engines.recording import Recording, memory, where
 from fedrane.engines.sequential import CHUNK, Sequential
@@ -71,15 +71,17 @@ class _Split(NamedTuple):
             name.startswith(f"down{tree.SEPARATOR}") and all(leaf is column[0] for leaf in column)
             for name, column in columns.items()
         )
-        leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns.values(), same, strict=True)]
+        try:
+            leaves = [c[0] if one else torch.stack(c) for c, one in zip(columns.values(), same, strict=True)]
+        except RuntimeError as error:
+            raise Cannot("its hooks join and finish give clients tensors of different shapes to keep") from error
         who = _columns([c.client for c in contexts])
         shape = pytree.tree_structure({**trees[0], "client": who})
         return cls([*leaves, *who.values()], (*same, *(False for _ in who)), shape, len(contexts))
 
     @classmethod
     def of_models(cls, models: list[Model]) -> _Split:
-        columns = list(zip(*(pytree.tree_leaves(m) for m in models), strict=True))
-        leaves = [torch.stack(c) for c in columns]
+        leaves = [torch.stack(column) for column in tree.columns(models).values()]
         return cls(leaves, (False,) * len(leaves), pytree.tree_structure(models[0]), len(models))
 
     @property
@@ -175,8 +177,9 @@ class _Lane:
         self.finished = [torch.empty_like(leaf) for leaf in self.first(len(steps))]
         before = 0
         for until in sorted(set(steps)):
-            now, left = sum(s > before for s in steps), sum(s > until for s in steps)
-            step = self._stepper(now)
+            now, left = sum(s >= until for s in steps), sum(s > until for s in steps)
+            if until > before:
+                step = self._stepper(now)
             for _ in range(until - before):
                 with self.busy(), could("step"):
                     step()
@@ -198,7 +201,7 @@ class _Lane:
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph | Recording:
         if not self.cuda:
-            return Recording(lambda: self.step(size))
+            return Recording(lambda: self.step(size), [*self.work, self.position])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with self.busy():
@@ -226,13 +229,28 @@ class _Lane:
             after = self.algorithm.step(
                 self.federation.task, self._context(ctx, self.ctx.shape), now, Batch(x, y, live, key)
             )
-            return pytree.tree_leaves(after)
+            return self._leaves_like_before(after)
 
         with AsProducts():
             found: list[Tensor] = vmap(step, in_dims=(self.ctx.dims, 0, 0, 0, 0, 0))(
                 self.ctx.first(n), self.first(n), x, y, live, keys
             )
         return found
+
+    def _leaves_like_before(self, after: Work) -> list[Tensor]:
+        """In the order in which ``begin`` gave them; what has no place there is a reason not to be stacked."""
+        leaves = pytree.tree_leaves(after)
+        if pytree.tree_structure(after) != self.work_shape:
+            named = tree.flatten(after)
+            names = tree.flatten(pytree.tree_unflatten(self.work, self.work_shape))
+            if named.keys() != names.keys():
+                raise ValueError("it gives other entries than begin")
+            leaves = [named[name] for name in names]
+        for leaf, buffer in zip(leaves, self.work, strict=True):
+            if leaf.shape != buffer.shape[1:] or leaf.is_floating_point() != buffer.is_floating_point():
+                before = f"{tuple(buffer.shape[1:])} of {buffer.dtype}"
+                raise ValueError(f"it gives {tuple(leaf.shape)} of {leaf.dtype} where begin gave {before}")
+        return leaves
 
     def result(self, n: int) -> Done:
         shapes: list[Any] = []

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from fedrane import tree
 from fedrane.algorithm import Algorithm, Work
 from fedrane.engines.sequential import Sequential
 from fedrane.federation import Federation
@@ -59,7 +59,8 @@ class Worker(Sequential):
         super().__init__(algorithm, replace(federation, task=replace(federation.task, parts=parts)))
 
     def begin(self, ctx: Context) -> Work:
-        return tree.map(channels_last, super().begin(ctx))
+        work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))
+        return work
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         for batch in super().batches(k, round, epochs):

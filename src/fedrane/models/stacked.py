@@ -100,36 +100,34 @@ class _Convolve(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
         rows, columns = _sides(x, weight, stride, padding)
         if kernels := kernels_for(x):
             live = (rows.low, rows.taps, columns.low, columns.taps)
-            return of_stack(kernels.convolve, x, weight, bias, live, stride, padding), x.new_empty(0)
-        patches = _patches(x, rows, columns, stride)
-        y = patches @ _matrix(weight, rows, columns).to(x.dtype)
-        return y if bias is None else y + bias.to(x.dtype), patches
+            found: Tensor = of_stack(kernels.convolve, x, weight, bias, live, stride, padding)
+            return found
+        y = _patches(x, rows, columns, stride) @ _matrix(weight, rows, columns).to(x.dtype)
+        return y if bias is None else y + bias.to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, bias, ctx.stride, ctx.padding = inputs
         ctx.biased = bias is not None
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, output[1])
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
-        slope, (x, weight, patches) = slopes[0], ctx.saved_tensors
+        slope, (x, weight) = slopes[0], ctx.saved_tensors
         rows, columns = _sides(x, weight, ctx.stride, ctx.padding)
         if kernels := kernels_for(x):
             live = (rows.low, rows.taps, columns.low, columns.taps)
             how = (live, ctx.stride, ctx.padding)
             by_weight, by_bias = of_stack(kernels.by_weight, x, slope, weight, ctx.biased, *how)
             by_x = of_stack(kernels.by_input, slope, weight, x, *how) if ctx.needs_input_grad[0] else None
-        else:
-            by_weight, by_bias = (
-                _weight_slope(patches, slope, weight, rows, columns),
-                slope.sum((0, 1, 2)).to(weight.dtype),
-            )
+        else:  # of the inputs alone, so that it can be differentiated again
+            patches = _patches(x, rows, columns, ctx.stride)
+            by_weight = _weight_slope(patches, slope, weight, rows, columns)
+            by_bias = slope.sum((0, 1, 2)).to(weight.dtype)
             by_x = _input_slope(x, slope, weight, rows, columns, ctx.stride) if ctx.needs_input_grad[0] else None
         return by_x, by_weight, by_bias if ctx.biased else None, None, None
 
@@ -179,7 +177,7 @@ def kernels_available() -> bool:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """A convolution of (N, C, H, W), channels last in memory; the weight may have more digits than ``x``."""
     last = (0, 2, 3, 1)
-    y, _ = _Convolve.apply(x.permute(last), weight.permute(last), bias, stride, padding)  # type: ignore[no-untyped-call]
+    y = _Convolve.apply(x.permute(last), weight.permute(last), bias, stride, padding)  # type: ignore[no-untyped-call]
     out: Tensor = y.permute(0, 3, 1, 2)
     return out
 
@@ -201,38 +199,46 @@ class _Normalise(Function):
             facts = of_stack(kernels.statistics, x, live, weight, bias, old, eps, momentum)
             return of_stack(kernels.scale, x, None, live, facts), facts
         count = live.sum() * x.shape[1:-1].numel()
-        some, dims, mask = count.clamp(min=1), tuple(range(x.dim() - 1)), _rows(live, x)
         wide = x.to(weight.dtype)
-        mean = torch.where(mask, wide, 0).sum(dims) / some
-        var = torch.where(mask, wide - mean, 0).square().sum(dims) / some
+        mean, var = _moments(wide, live)
         inverse = torch.rsqrt(var + eps)
         scale = weight * inverse
-        shift = bias - mean * scale
         fresh = torch.stack([mean, var * count / (count - 1).clamp(min=1)])
         new = old + (count > 0).to(old.dtype) * momentum * (fresh - old)
-        return torch.addcmul(shift, wide, scale).to(x.dtype), torch.stack([*new, mean, inverse, scale, shift])
+        y = torch.addcmul(bias, wide - mean, scale)  # of a single value exactly the bias: a ReLU sees its sign
+        return y.to(x.dtype), torch.stack([*new, mean, inverse, scale, bias - mean * scale])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, live, weight = inputs[:3]
+        x, live, weight, *_, ctx.eps, _ = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, live, weight, output[1])
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         slope, (x, live, weight, facts) = slopes[0], ctx.saved_tensors
-        mean, inverse = facts[2], facts[3]
         if kernels := kernels_for(x):
-            found = of_stack(kernels.slopes, slope, x, live, weight, mean, inverse)
+            found = of_stack(kernels.slopes, slope, x, live, weight, facts[2], facts[3])
             by_x = of_stack(kernels.scale, slope, x, live, found)
             return by_x, None, found[0], found[1], None, None, None
         some = (live.sum() * x.shape[1:-1].numel()).clamp(min=1)
+        wide = x.to(weight.dtype)
+        mean, var = _moments(wide, live)  # of the inputs alone, so that it can be differentiated again
+        inverse = torch.rsqrt(var + ctx.eps)
         dims, mask, scale = tuple(range(x.dim() - 1)), _rows(live, x), weight * inverse
         slope = torch.where(mask, slope, 0).to(weight.dtype)
-        normal = torch.where(mask, (x.to(weight.dtype) - mean) * inverse, 0)
+        normal = torch.where(mask, (wide - mean) * inverse, 0)
         by_bias, by_weight = slope.sum(dims), (slope * normal).sum(dims)
         by_x = torch.where(mask, scale * (slope - (by_bias + normal * by_weight) / some), 0).to(x.dtype)
         return by_x, None, by_weight, by_bias, None, None, None
+
+
+def _moments(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel of (N, …, C) over live rows."""
+    some, dims = (live.sum() * x.shape[1:-1].numel()).clamp(min=1), tuple(range(x.dim() - 1))
+    mask = _rows(live, x)
+    mean = torch.where(mask, x, 0).sum(dims) / some
+    return mean, torch.where(mask, x - mean, 0).square().sum(dims) / some
 
 
 def _rows(live: Tensor, like: Tensor) -> Tensor:

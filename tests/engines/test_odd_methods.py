@@ -1,0 +1,265 @@
+"""Methods and networks of users, lawful and out of the ordinary: every engine ends where the sequential one ends."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value
+from torch.nn import functional as F
+
+import fedrane
+from asserts import close, untimed
+from fedrane import Algorithm, Experiment, conformance, tree
+from fedrane.algorithm import Outcome
+from fedrane.data.partition import Partition, Partitioning, save
+from fedrane.errors import ConfigError
+from fedrane.task import Model, State
+
+ENGINES = ("stacked", "threaded", "processes")
+
+
+class Twice(Algorithm):
+    """What a step makes stands in two places of its result, and the second is what is sent."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        work = super().begin(task, ctx)
+        return work._replace(extra={"last": dict(work.model.params)})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        after = super().step(task, ctx, work, batch)
+        return after._replace(extra={"last": dict(after.model.params)})
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        sent = Model(self.exchanged(task, work.extra["last"]), done.up.model.stats)
+        return done._replace(up=done.up._replace(model=sent))
+
+
+class WritesToConstants(Algorithm):
+    """Numbers that only Python makes, then changed in place."""
+
+    def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        one, other = torch.tensor(1.0, dtype=task.dtype), torch.from_numpy(np.ones(1)).to(task.dtype)
+        for _ in range(3):
+            one *= 0.9
+            other *= 0.9
+        return loss * one * other.sum(), outcome
+
+
+class Penalty(Algorithm):
+    """The gradient's length is a part of the loss: second derivatives."""
+
+    def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+        def inner(params: Any) -> Any:
+            return Algorithm.objective(self, task, ctx, Model(params, model.stats), batch)
+
+        slopes, (loss, outcome) = grad_and_value(inner, has_aux=True)(dict(model.params))
+        stats = {name: value.detach() for name, value in outcome.stats.items()}
+        return loss + 0.1 * tree.dot(slopes, slopes), Outcome(stats, {"loss": loss})
+
+
+class Counts(Algorithm):
+    """Of each client, what its steps count, told as a metric."""
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        told = {name: torch.as_tensor(value).to(task.dtype) for name, value in work.extra.items()}
+        return done._replace(metrics={**done.metrics, **told})
+
+
+class OtherOrder(Counts):
+    """A step names what it keeps in another order than the beginning."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        zero = torch.zeros((), dtype=task.dtype)
+        return super().begin(task, ctx)._replace(extra={"many": zero, "half": zero + 1})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        now = {"half": work.extra["half"] * 0.5, "many": work.extra["many"] + 1}
+        return super().step(task, ctx, work, batch)._replace(extra=now)
+
+
+class OtherKind(Counts):
+    """A count that begins whole and goes on in parts."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        return super().begin(task, ctx)._replace(extra={"many": torch.zeros((), dtype=torch.int64)})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        return super().step(task, ctx, work, batch)._replace(extra={"many": work.extra["many"] + 1.5})
+
+
+class CountsInPython(Counts):
+    """A count that is no tensor."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        return super().begin(task, ctx)._replace(extra={"many": 0})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        return super().step(task, ctx, work, batch)._replace(extra={"many": work.extra["many"] + 1})
+
+
+class Grows(Algorithm):
+    """What a client keeps is longer by one with each round it takes part in."""
+
+    def join(self, task: Any, server: Any, client: Any) -> Any:
+        return State(super().join(task, server, client).model, {"past": torch.zeros(0, dtype=task.dtype)})
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        past = torch.cat([ctx.own.extra["past"], done.metrics["loss"].reshape(1)])
+        return done._replace(own=State(done.own.model, {"past": past}))
+
+
+class NoSteps(Algorithm):
+    """A round without training."""
+
+    def local_epochs(self, epochs: int) -> int:
+        return 0
+
+
+FALLS_BACK = {OtherKind: "where begin gave", CountsInPython: "hook begin", Grows: "different shapes"}
+"""Those that cannot be stacked, and what is said of them."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "kind", [Twice, WritesToConstants, Penalty, OtherOrder, OtherKind, CountsInPython, Grows, NoSteps]
+)
+def test_an_odd_method_ends_alike(kind: type[Algorithm], engine: str) -> None:
+    settings: dict[str, Any] = {"rounds": 3, "participation": 0.6}
+    one = conformance.trained(kind(), engine="sequential", **settings)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        many = conformance.trained(kind(), engine=engine, **settings)
+    told = [str(warning.message) for warning in said if "one client at a time" in str(warning.message)]
+    assert len(told) == (engine == "stacked" and kind in FALLS_BACK), told
+    assert all(FALLS_BACK[kind] in text for text in told)
+    close(conformance.states(one), conformance.states(many), 1e-12)
+    for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
+        for key in a:
+            assert a[key] == pytest.approx(b[key], abs=1e-9), key
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_of_one_row_ends_alike(engine: str, tmp_path: Any) -> None:
+    """BatchNorm makes of a single value its bias, 0 at first, whose sign a ReLU sees: it must be 0 in every engine."""
+    rows = conformance.blobs()
+    order = np.random.default_rng(0).permutation(len(rows.y))
+    cuts = np.cumsum([2, 3, 16])
+    save(Partition(tuple(np.sort(piece) for piece in np.split(order, cuts))), tmp_path / "p.npz")
+    settings: dict[str, Any] = {"clients": 4, "rounds": 4, "epochs": 2, "batch": 16, "model_head": "head"}
+    settings |= {"precision": "float64", "device": "cpu", "norm": "local"}
+    chosen = Experiment(**settings, partition=Partitioning(file=str(tmp_path / "p.npz"), test=0.2))
+    one, many = (
+        fedrane.run(chosen.replace(engine=name), dataset=rows, model=conformance.network(True))
+        for name in ("sequential", engine)
+    )
+    close(conformance.states(one), conformance.states(many), 1e-12)
+
+
+# ---- networks
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.register_buffer("shift", torch.linspace(-1, 1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.relu(self.first(x + self.shift)))
+        return scores
+
+
+class Drops(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.5, self.training))
+
+
+class Remembers(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.shift.mul_(0.9)
+        return super().forward(x)
+
+
+class Doubles(Own):
+    """Without randomness, and otherwise when it trains than when it answers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(2 * x if self.training else x)
+
+
+def trained(network: type[nn.Module], **changes: Any) -> fedrane.Result:
+    settings: dict[str, Any] = {"clients": 3, "rounds": 1, "batch": 16, "model_head": "head", "device": "cpu"}
+    return fedrane.run(Experiment(**settings | changes), dataset=conformance.blobs(), model=lambda shape, n: network())
+
+
+@pytest.mark.parametrize(
+    ("network", "told"), [(Drops, r"random numbers.*nn\.Dropout"), (Remembers, "buffer body.shift")]
+)
+def test_a_network_that_is_no_function_is_refused(network: type[nn.Module], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        trained(network)
+
+
+@pytest.mark.parametrize("engine", ["sequential", *ENGINES])
+def test_a_network_knows_whether_it_trains(engine: str) -> None:
+    answering = trained(Doubles, engine=engine)
+    params = answering.server.model.params
+    x = torch.from_numpy(conformance.blobs().x_test).float()
+    body = {name.removeprefix("body."): value for name, value in params.items() if name.startswith("body.")}
+    head = {name.removeprefix("head."): value for name, value in params.items() if name.startswith("head.")}
+    shifted = x + torch.linspace(-1, 1, 6)
+    hidden = torch.relu(F.linear(shifted, body["first.weight"], body["first.bias"]))
+    accuracy = (F.linear(hidden, head["weight"], head["bias"]).argmax(1).numpy() == conformance.blobs().y_test).mean()
+    assert answering.history[-1]["global/accuracy"] == pytest.approx(accuracy)
+    assert torch.allclose(answering.model(x), F.linear(hidden, head["weight"], head["bias"]), atol=1e-6)
+
+
+def test_a_network_s_constants_are_as_short_as_its_numbers() -> None:
+    assert np.isfinite(trained(Own, precision="bf16").history[-1]["train/loss"])
+
+
+# ---- what is written down
+
+
+class TellsMuch(Algorithm):
+    def aggregate(self, task: Any, server: Any, ups: Any, cohort: Any) -> Any:
+        merged, record = super().aggregate(task, server, ups, cohort)
+        return merged, {**record, "np": np.float32(1.5), "pair": (1, torch.tensor(2.0)), "named": {"a": torch.ones(2)}}
+
+
+class KeepsAView(Algorithm):
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        whole = torch.arange(6, dtype=task.dtype).reshape(2, 3)
+        return done._replace(own=State(done.own.model, {"whole": whole, "part": whole[0]}))
+
+
+@pytest.mark.parametrize("kind", [TellsMuch, KeepsAView])
+def test_what_a_method_tells_and_keeps_is_written(kind: type[Algorithm], tmp_path: Any) -> None:
+    chosen = conformance.experiment(kind(), engine="sequential", rounds=1)
+    ended = fedrane.run(chosen, tmp_path / "run", dataset=conformance.blobs(), model=conformance.network(True))
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    if kind is TellsMuch:
+        told = ended.history[-1]
+        assert (told["np"], told["pair"], told["named"]) == (1.5, [1, 2.0], {"a": [1.0, 1.0]})
+
+
+def test_nothing_to_clip() -> None:
+    """A method that trains no parameter at all, with a bound on the gradient's length."""
+
+    class Frozen(Algorithm):
+        def trains(self, name: str) -> bool:
+            return False
+
+    one = conformance.trained(Frozen(), engine="sequential", clip=1.0)
+    assert np.isfinite(one.history[-1]["train/loss"])
