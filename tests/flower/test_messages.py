@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.common.constant import ErrorCode
 from torch import nn
 
 import fedrane
@@ -247,16 +248,26 @@ def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, 
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory: pytest.TempPathFactory) -> fedrane.Result:
     """The run in which the client's answer is an error of Flower's."""
-
-    def up(reply: Message) -> Message:
-        if not second(reply):
-            return reply
-        error = Message(Error(code=0, reason="gone"), reply_to=reply)
-        error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
-        return error
-
-    with looped(tmp_path_factory.mktemp("lost"), up=up):
+    with looped(tmp_path_factory.mktemp("lost"), up=lambda reply: flowers_error(reply, 0)):
         return fedrane.run(THREE)
+
+
+def flowers_error(reply: Message, code: int) -> Message:
+    """What Flower itself says in place of the answer of client 2 in round 2."""
+    if not second(reply):
+        return reply
+    error = Message(Error(code=code, reason="gone"), reply_to=reply)
+    error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return error
+
+
+@pytest.mark.parametrize("code", [ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
+def test_a_message_that_expires_a_moment_early_is_no_answer(code: int, tmp_path: Path, brief: None) -> None:
+    """Flower counts a message's time from its making, we from when all are sent: either may be the first to end it."""
+    with looped(tmp_path, up=lambda reply: flowers_error(reply, code)):
+        result = fedrane.run(THREE)
+    assert [record["lost"] for record in result.history] == [[], [2], []]
+    assert result.history[1]["refused"] == {"2": "no answer within 0.2 s"}
 
 
 @pytest.mark.parametrize("said", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])

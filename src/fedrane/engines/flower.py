@@ -18,6 +18,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import Context as NodeContext
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedrane import tree
@@ -207,7 +208,7 @@ class Fleet:
         while waiting and time.monotonic() < end:
             self.check()
             for reply in self.grid.pull_messages(list(waiting)):
-                if reply.metadata.reply_to_message_id not in waiting:
+                if reply.metadata.reply_to_message_id not in waiting or _expired(reply):
                     continue
                 who = waiting.pop(reply.metadata.reply_to_message_id)
                 try:
@@ -219,6 +220,12 @@ class Fleet:
             if waiting:
                 time.sleep(self.pause)
         return answers, refused | dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
+
+
+def _expired(reply: Message) -> bool:
+    """Flower's own answer where a message's time ran out a moment before ours: the client has said nothing."""
+    gone = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    return reply.has_error() and reply.error.code in gone
 
 
 def _content(reply: Message) -> RecordDict:
