@@ -4,7 +4,7 @@ The engines ``threaded`` and ``processes`` train a client a core. Runs that know
 thread, are what any of it could reach at best: none waits for another. Their samples a second are added up, while an
 engine's round also waits for its longest client.
 
-    python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--cores 1,2,4,8,16]
+    python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--cores 1,2,4,8,16] [--engines-only]
 
 Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): processes are not forked beside one.
 """
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="fmnist")
     parser.add_argument("--cores", default=f"1,{os.cpu_count()}")
     parser.add_argument("--precisions", default="float32,bf16")
+    parser.add_argument("--engines-only", action="store_true", help="without the runs that share nothing")
     parser.add_argument("--alone", action="store_true", help="one run with one thread, its speed alone printed")
     options = parser.parse_args()
     if options.alone:
@@ -61,7 +62,8 @@ def main() -> None:
         for precision in options.precisions.split(","):
             for cores in map(int, options.cores.split(",")):
                 of = name, options.data_root, precision, cores
-                found = {kind: engine(*of, kind) for kind in ("threaded", "processes")} | {"apart": apart(*of)}
+                found = {kind: engine(*of, kind) for kind in ("threaded", "processes")}
+                found |= {} if options.engines_only else {"apart": apart(*of)}
                 results.append({"dataset": name, "precision": precision, "cores": cores} | found)
                 told = ", ".join(f"{what} {value:9,.0f}" for what, value in found.items())
                 print(f"{name} {precision:8s} {cores:3d} cores, samples/s: {told}", flush=True)

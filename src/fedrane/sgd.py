@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedrane import tree
 from fedrane.errors import ConfigError, nearest
+from fedrane.models.stacked import descend
 from fedrane.tree import Tensors
 
 SCHEDULES = ("constant", "step", "exponential", "cosine")
@@ -36,7 +36,7 @@ class SGD:
         if self.momentum:
             velocity = {name: self.momentum * velocity[name] + grads[name] for name in params}
             grads = velocity
-        return {name: torch.addcmul(params[name], grads[name], rate, value=-1) for name in params}, velocity
+        return {name: descend(params[name], grads[name], rate) for name in params}, velocity
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedrane import conformance, tree
 from fedrane.data.dataset import Dataset
 from fedrane.federation import Normaliser
 from fedrane.methods import METHODS
-from fedrane.models.stacked import AsProducts, convolve, kernels_available, normalise
+from fedrane.models.stacked import AsProducts, convolve, descend, kernels_available, normalise
 from fedrane.ops import graph
 from fedrane.run import Result, make_task
 from fedrane.task import Batch, Model
@@ -96,10 +96,11 @@ def test_a_convolution_by_the_kernels_is_exact_to_rounding(
     side: int, channels: int, outputs: int, taps: int, stride: int, padding: int, biased: bool
 ) -> None:
     torch.manual_seed(0)
-    inputs = [noise(3, 37, channels, side, side), noise(3, outputs, channels, taps, taps)]
-    inputs += [noise(3, outputs)] if biased else []
+    stack = 3 if biased else 7  # of many clients the weights are shortened beforehand
+    inputs = [noise(stack, 37, channels, side, side), noise(stack, outputs, channels, taps, taps)]
+    inputs += [noise(stack, outputs)] if biased else []
     after = (side + 2 * padding - taps) // stride + 1
-    weights = noise(3, 37, outputs, after, after)
+    weights = noise(stack, 37, outputs, after, after)
 
     def true(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
@@ -138,6 +139,53 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
     for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), live, strict=True):
         found, true = ((y[:, alive], *rest) for y, *rest in (found, true))
         assert max(errors(found, true)) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [3, 700])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(rows: int, kind: torch.dtype) -> None:
+    """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
+    x, live = (100 * noise(2, rows, 9, 1, 1)).to(kind), torch.arange(rows, device="cuda") < 1
+    weight, bias, old = (noise(2, 9).float() for _ in range(3))
+    bias[:, ::3] = 0
+    y = torch.vmap(lambda x, w, b, o: normalise(x, live, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
+    assert torch.equal(y[:, 0, :, 0, 0], bias.to(kind))
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "stride", "padding"), [(16, 3, 2, 1), (24, 2, 2, 0), (7, 3, 3, 0), (7, 3, 1, 1)]
+)
+def test_pooling_by_the_kernels_is_the_librarys(side: int, size: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    x = noise(3, 5, 6, side, side).relu()  # with ties
+    after = (side + 2 * padding - size) // stride + 1
+    weights = noise(3, 5, 6, after, after).float()
+
+    def pool(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, size, stride, padding)
+
+    plain = [slopes_of(pool, weights[k : k + 1], x[k : k + 1].float()) for k in range(3)]
+    with AsProducts():
+        ours = slopes_of(pool, weights, x.float())
+    for found, true in zip(ours, (torch.cat(part) for part in zip(*plain, strict=True)), strict=True):
+        assert torch.allclose(found, true, atol=1e-6)
+
+
+def test_a_step_down_by_the_kernels_has_slopes_too() -> None:
+    start, by, rate = (
+        noise(3, 4, 5, 3, 3).float().to(memory_format=torch.channels_last_3d),
+        noise(3, 4, 5, 3, 3),
+        noise(3),
+    )
+    by, rate = by.float(), rate.float()
+
+    def ours(start: Tensor, by: Tensor, rate: Tensor) -> Tensor:
+        with AsProducts():
+            return descend(start, by, rate)
+
+    found = slopes_of(ours, by, start, by, rate)
+    true = slopes_of(lambda start, by, rate: start - rate * by, by, start, by, rate)
+    assert max(errors(found, tuple(v.double() for v in true))) < 1e-5
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
