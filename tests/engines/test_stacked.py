@@ -105,6 +105,35 @@ def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     close(conformance.states(whole), conformance.states(waves), 1e-12)
 
 
+def test_lanes_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waves are cut into lanes differently, and each lane has room for all of them from the start."""
+    made: list[int] = []
+
+    class Counted(stacked.Recording):
+        def __init__(self, *args: Any) -> None:
+            made.append(0)
+            super().__init__(*args)
+
+    class Rounds(fedrane.Callback):
+        recordings: list[int] = []  # noqa: RUF012 - one run
+
+        def round(self, record: Any) -> None:
+            self.recordings.append(len(made))
+
+    settings: dict[str, Any] = {"clients": 23, "rounds": 2, "epochs": 1, "batch": 16, "device": "cpu"}
+    settings |= {"precision": "float64", "partition": {"alpha": 0.3}, "engine": "stacked"}
+    experiment = Experiment(method="scaffold", **settings)
+    whole = fedrane.run(experiment)
+    monkeypatch.setattr(stacked, "Recording", Counted)
+    monkeypatch.setitem(stacked.LANES, "cpu", 3)
+    monkeypatch.setitem(stacked.MOST, "cpu", 7)
+    lanes = fedrane.run(experiment, callbacks=[Rounds()])
+    close(conformance.states(whole), conformance.states(lanes), 1e-12)
+    first, *rest = Rounds.recordings
+    assert first > 3
+    assert rest == [first]
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("steps", [[10] * 8, [100, 10, 10, 10], [7], [50, 50, 1, 1], [9, 8, 7, 3, 2, 1, 0]])
 def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(steps: list[int], most: int) -> None:

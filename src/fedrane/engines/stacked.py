@@ -39,8 +39,8 @@ MOST = {"cuda": 64, "cpu": 256}
 """Clients in a stack: more of them add little speed."""
 SHARE = 0.5
 """The part of the free memory that a stack may take."""
-LANES = 3
-"""Stacks at work at a time on a GPU: while one waits, another computes."""
+LANES = {"cuda": 3, "cpu": 1}
+"""Stacks at work at a time: on a GPU, while one waits, another computes."""
 FIXED = 5.0
 """What a step of a stack costs whatever its clients, in steps of one client more: 3 to 5 on an H200."""
 Plan = tuple[NDArray[Any], ...]
@@ -139,6 +139,13 @@ class _Lane:
         with torch.cuda.stream(self.stream) if self.cuda else nullcontext():
             yield
 
+    def make_room(self, steps: int, width: int) -> None:
+        """For so many steps of all clients together."""
+        if steps >= len(self.table.rows):  # a longer table has another address, so the graphs go with the old one
+            self.graphs = {}
+            # Room for somewhat longer cohorts, and at the end a row that is dead: there a finished client stands.
+            self.table = _Table.empty(steps + steps // 4 + 1, width, self.device)
+
     def load(self, contexts: list[Context], plans: list[Plan]) -> None:
         """Put these clients, longest first, at the start of their round."""
         ctx = _Split.of(contexts)
@@ -160,11 +167,6 @@ class _Lane:
 
     def _lay_table(self, plans: list[Plan]) -> None:
         columns = [np.concatenate(column) for column in zip(*plans, strict=True)]
-        steps, width = columns[0].shape
-        if steps >= len(self.table.rows):  # a longer table has another address, so the graphs go with the old one
-            self.graphs = {}
-            # Room for somewhat longer cohorts, and at the end a row that is dead: there a finished client stands.
-            self.table = _Table.empty(steps + steps // 4 + 1, width, self.device)
         self.table.live[-1] = False
         for to, values in zip(self.table, columns, strict=True):
             to[: len(values)].copy_(torch.from_numpy(values))
@@ -287,6 +289,7 @@ class Stacked:
         self.algorithm, self.federation = algorithm, federation
         self.device = federation.task.device
         self.most = MOST.get(self.device.type, 64)
+        self.lanes = LANES.get(self.device.type, 1)
         self.one_by_one = Sequential(algorithm, federation)
         self.alone = False
         self._slots = 0
@@ -325,9 +328,10 @@ class Stacked:
         plans = {k: self._plan(k, round, epochs) for k in clients}
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
         self._slots = self._slots or self._choose_slots(lambda: contexts(order[:2]), plans[order[0]], len(clients))
+        waves = [order[begin : begin + self._slots] for begin in range(0, len(order), self._slots)]
+        self._make_room([[plans[k] for k in wave] for wave in waves])
         parts, down = [], 0
-        for begin in range(0, len(order), self._slots):
-            wave = order[begin : begin + self._slots]
+        for wave in waves:
             there = contexts(wave)  # not of all clients at once: some methods send much to each
             parts += self._wave(there, [plans[k] for k in wave])
             firsts = [k not in owns for k in wave]  # what could be stacked is of one size, but for who is new
@@ -349,18 +353,29 @@ class Stacked:
             say=said,
         )
 
+    def _make_room(self, waves: list[list[Plan]]) -> None:
+        """Lanes that have room for every wave of the round, so that each captures a size of stack but once."""
+        most: dict[int, tuple[int, int]] = {}
+        for plans in waves:
+            for number, piece in enumerate(self._pieces(plans)):
+                clients, steps = most.get(number, (0, 0))
+                most[number] = max(clients, len(plans[piece])), max(steps, sum(len(plan[0]) for plan in plans[piece]))
+        for number, (clients, steps) in most.items():
+            lane = self._lanes.get(number)
+            if lane is None or lane.slots < clients:
+                slots = clients if self.lanes > 1 else self._slots
+                lane = self._lanes[number] = _Lane(self.algorithm, self.federation, slots)
+            lane.make_room(steps, waves[0][0][0].shape[1])
+
+    def _pieces(self, plans: list[Plan]) -> list[slice]:
+        return in_lanes([len(plan[0]) for plan in plans], self.lanes)
+
     def _wave(self, contexts: list[Context], plans: list[Plan]) -> list[Done]:
         """Train these clients, longest first: the longest few beside the others, lest they end alone."""
-        steps = [len(plan[0]) for plan in plans]
-        pieces = in_lanes(steps, LANES if self.device.type == "cuda" else 1)
+        steps, pieces = [len(plan[0]) for plan in plans], self._pieces(plans)
         lanes, runs = [], []
         for number, piece in enumerate(pieces):
-            n = len(steps[piece])
-            lane = self._lanes.get(number)
-            if lane is None or lane.slots < n:
-                lane = self._lanes[number] = _Lane(
-                    self.algorithm, self.federation, n if len(pieces) > 1 else self._slots
-                )
+            lane = self._lanes[number]
             if lane.stream is not None:
                 lane.stream.wait_stream(torch.cuda.current_stream())
             with lane.busy():
@@ -405,6 +420,7 @@ class Stacked:
         before = torch.cuda.memory_allocated(self.device)
         two = contexts()
         lane = _Lane(self.algorithm, self.federation, len(two))
+        lane.make_room(len(two) * len(plan[0]), plan[0].shape[1])
         lane.load(two, [plan] * len(two))
         with could("step"):
             lane.after_step(len(two))

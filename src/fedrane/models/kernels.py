@@ -25,7 +25,7 @@ MANY, LONG = 6, 512
 """Clients, and rows of each, from which on it is worth a kernel to shorten their weights first."""
 BUSY, ENOUGH = 256, 4 * 132
 """Programs that keep a large GPU busy: those of one length, and those of which some end early."""
-PATCHES = 64, 32, 4
+PATCHES = 256, 32, 4
 """Places and values that one program lays out, and its warps."""
 SHORT = 512
 """Values of a channel that one program may read twice."""
