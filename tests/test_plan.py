@@ -11,7 +11,7 @@ from fedrane.data import plan
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 4), st.integers(0, 9))
 def test_each_epoch_sees_each_row_once(size: int, batch: int, epochs: int, client: int) -> None:
-    made = plan.batches(3, 5, client, size, batch, epochs)
+    made = plan.batches(3, 5, {client: size, client + 1: size, client + 2: 3}, batch, epochs)[client]
     steps = -(-size // batch)
     assert made.rows.shape == made.live.shape == (epochs * steps, batch)
     for epoch in range(epochs):
@@ -22,13 +22,17 @@ def test_each_epoch_sees_each_row_once(size: int, batch: int, epochs: int, clien
 
 
 def test_batches_differ_by_round_client_and_epoch() -> None:
-    first = plan.batches(0, 1, 0, 50, 50, 2)
+    def of(seed: int, round: int, client: int, *others: int) -> plan.Batches:
+        return plan.batches(seed, round, dict.fromkeys((client, *others), 50), 50, 2)[client]
+
+    first = of(0, 1, 0)
     assert not np.array_equal(first.rows[0], first.rows[1])
-    for other in (plan.batches(0, 2, 0, 50, 50, 2), plan.batches(0, 1, 1, 50, 50, 2), plan.batches(1, 1, 0, 50, 50, 2)):
+    for other in (of(0, 2, 0), of(0, 1, 1), of(1, 1, 0)):
         assert not np.array_equal(first.rows, other.rows)
         assert not set(first.keys.tolist()) & set(other.keys.tolist())
-    again = plan.batches(0, 1, 0, 50, 50, 2)
-    assert np.array_equal(first.rows, again.rows)
+    for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # whoever else takes part
+        assert np.array_equal(first.rows, again.rows)
+        assert np.array_equal(first.keys, again.keys)
 
 
 @given(st.integers(1, 300), st.floats(0.001, 1), st.integers(1, 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -99,8 +100,9 @@ class Federation:
         sizes = [len(rows) for rows in self.split.train]
         return Roster(torch.tensor(sizes, dtype=torch.int64, device=self.task.device))
 
-    def batches(self, round: int, client: int, epochs: int) -> plan.Batches:
-        return plan.batches(self.seed, round, client, len(self.split.train[client]), self.batch, epochs)
+    def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, plan.Batches]:
+        sizes = {client: len(self.split.train[client]) for client in clients}
+        return plan.batches(self.seed, round, sizes, self.batch, epochs)
 
     def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
         return each_of(self.cohort([index], round, rate, epochs))[0]

@@ -28,7 +28,9 @@ def test_a_permutation_holds_each_number_once(n: int, seed: int, where: list[int
     assert drawn.dtype == np.int64
     assert np.array_equal(np.sort(drawn), np.arange(n))
     assert np.array_equal(drawn, permutation(n, seed, *where))
-    assert np.array_equal(permutations(n, 3, seed, *where), [permutation(n, seed, *where, k) for k in range(3)])
+    places: list[tuple[int | str, ...]] = [tuple(where), (*where, "other")]
+    rows = [[permutation(n, seed, *place, k) for k in range(3)] for place in places]
+    assert np.array_equal(permutations(n, 3, seed, places), np.reshape(rows, (2, 3, n)))
 
 
 @quick

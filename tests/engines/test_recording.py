@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,59 @@ def test_a_recording_gives_what_the_work_gives_for_any_numbers(name: str) -> Non
         recorded.replay()
         assert torch.equal(found, what(x))
     assert bool(recorded.calls) == (name in VALUES)
+
+
+def program(seed: int, x: Tensor) -> Tensor:
+    """A random one, in which values are read again much later, turned, in parts, or never."""
+    pick = random.Random(seed).randrange  # noqa: S311 - not a secret
+
+    def one() -> Tensor:
+        return values[max(0, len(values) - 1 - pick(6))]
+
+    values = [x, x + 1]
+    makers: list[Callable[[], Tensor]] = [
+        lambda: one() + one(),
+        lambda: torch.relu(one()),
+        lambda: one() * 0.5,
+        lambda: torch.where(one() > 0, one(), one().T),
+        lambda: one() @ one() / 4,
+        lambda: one().T,
+        lambda: one()[1:].sum(0).expand(4, 4),
+        lambda: torch.cat([one()[:2], one()[2:]]),
+        lambda: one().clone().add_(one()),
+        lambda: one().clone()[:2].mul_(2).repeat(2, 1),
+        lambda: torch.linalg.qr(one())[0] + one()[:1],
+    ]
+    for _ in range(25):
+        values.append(torch.tanh(makers[pick(len(makers))]()))
+    return one() + one() + values[pick(len(values))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_memory_that_is_used_again_is_seen_by_nobody(seed: int) -> None:
+    x, found = torch.zeros(4, 4), torch.zeros(4, 4)
+    recorded = Recording(lambda: found.copy_(program(seed, x)), [found])
+    for number in range(3):
+        x.copy_(torch.randn(4, 4, generator=torch.Generator().manual_seed(number)))
+        recorded.replay()
+        assert torch.equal(found, program(seed, x))
+    assert recorded.calls
+
+
+def test_a_long_chain_needs_little_memory() -> None:
+    x, found = torch.ones(64), torch.zeros(64)
+
+    def chain() -> None:
+        y = x
+        for _ in range(50):
+            y = (y * 1.01).cumsum(0) / 64
+        found.copy_(y)
+
+    recorder = recording._Recorder({recording.memory(found)})
+    with recorder:
+        chain()
+    calls = recording._packed(recording._shortened(recorder.calls), {recording.memory(found)})
+    assert len({recording.memory(value) for call in calls for value in call.made}) <= 2
 
 
 UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {

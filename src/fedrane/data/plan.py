@@ -6,6 +6,7 @@ between rounds, so a resumed run needs no generator's state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,14 +38,20 @@ def lost(seed: int, round: int, clients: list[int], dropout: float) -> list[int]
     return [k for k in clients if dropout and streams.uniform(1, seed, "dropout", round, k)[0] < dropout]
 
 
-def batches(seed: int, round: int, client: int, size: int, batch: int, epochs: int) -> Batches:
-    """``epochs`` shuffled passes over ``size`` rows, each cut into batches, the last one padded."""
-    steps = -(-size // batch)
-    rows = np.zeros((epochs, steps * batch), dtype=np.int64)
-    rows[:, :size] = streams.permutations(size, epochs, seed, "batches", round, client)
-    live = np.zeros((epochs, steps * batch), dtype=np.bool_)
-    live[:, :size] = True
-    total = epochs * steps
-    first = streams.key(seed, "noise", round, client)
-    keys = (first + np.arange(total, dtype=np.int64)) & np.int64(2**62 - 1)
-    return Batches(rows.reshape(total, batch), live.reshape(total, batch), keys)
+def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs: int) -> dict[int, Batches]:
+    """For each client ``epochs`` shuffled passes over its rows, each cut into batches, the last one padded."""
+    found: dict[int, Batches] = {}
+    for size in sorted(set(sizes.values())):  # those of one size together, which for small clients is far quicker
+        clients = [client for client, own in sizes.items() if own == size]
+        steps = -(-size // batch)
+        total = epochs * steps
+        rows = np.zeros((len(clients), epochs, steps * batch), dtype=np.int64)
+        wheres: list[tuple[int | str, ...]] = [("batches", round, client) for client in clients]
+        rows[:, :, :size] = streams.permutations(size, epochs, seed, wheres)
+        live = np.zeros((epochs, steps * batch), dtype=np.bool_)
+        live[:, :size] = True
+        firsts = np.array([streams.key(seed, "noise", round, client) for client in clients], dtype=np.int64)
+        keys = (firsts[:, None] + np.arange(total, dtype=np.int64)) & np.int64(2**62 - 1)
+        for client, own, key in zip(clients, rows.reshape(len(clients), total, batch), keys, strict=True):
+            found[client] = Batches(own, live.reshape(total, batch), key)
+    return found

@@ -81,10 +81,11 @@ def permutation(n: int, seed: int, *where: int | str) -> NDArray[np.int64]:
     return _orders(n, [_name(seed, where)]).reshape(n)
 
 
-def permutations(n: int, many: int, seed: int, *where: int | str) -> NDArray[np.int64]:
-    """One a row: the permutations of ``(*where, 0)``, ``(*where, 1)`` and so on."""
-    name = _name(seed, where).removesuffix("]")
-    return _orders(n, [f"{name}, {number}]" for number in range(many)])
+def permutations(n: int, many: int, seed: int, wheres: list[tuple[int | str, ...]]) -> NDArray[np.int64]:
+    """For each place, one a row, the permutations of ``(*where, 0)``, ``(*where, 1)`` and so on."""
+    names = (_name(seed, where).removesuffix("]") for where in wheres)
+    orders = _orders(n, [f"{name}, {number}]" for name in names for number in range(many)])
+    return orders.reshape(len(wheres), many, n)
 
 
 def _orders(n: int, names: list[str]) -> NDArray[np.int64]:

@@ -40,7 +40,8 @@ class Recording:
             recorder = _Recorder({memory(value) for value in self.lasting})
             with _NumbersAsked(recorder), recorder:
                 self.work()
-            self.calls = [call.again() for call in _shortened(recorder.calls)]
+            calls = _packed(_shortened(recorder.calls), {memory(value) for value in self.lasting})
+            self.calls = [call.again() for call in calls]
         elif self.calls:
             for call in self.calls:
                 call()
@@ -168,6 +169,54 @@ def _put_at_once(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool
         return False
     calls[users[0]] = maker._replace(made=[to])
     return True
+
+
+def _packed(calls: list[_Call], lasting: set[int]) -> list[_Call]:
+    """With results in memory that nothing needs any more, which is likely in a cache still."""
+    last = {memory(value): at for at, call in enumerate(calls) for value in (*call.given, *call.made)}
+    places: dict[int, torch.UntypedStorage] = {}
+    free: list[torch.UntypedStorage] = []
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor) or memory(value) not in places:
+            return value
+        return value.new_empty(0).set_(places[memory(value)], value.storage_offset(), value.shape, value.stride())
+
+    packed = []
+    for at, call in enumerate(calls):
+        ending = {memory(value) for value in call.given if last[memory(value)] == at} & places.keys()
+        over = _overwritten(call, ending)
+        for value in call.made:
+            if memory(value) not in places and memory(value) not in lasting:
+                places[memory(value)] = _taken(free, value) if over is None else places[over]
+        packed.append(_Call(*pytree.tree_map(moved, tuple(call))))
+        ending |= {memory(value) for value in call.made if last[memory(value)] == at} & places.keys()
+        free += [places[key] for key in ending - {over}]
+    return packed
+
+
+def _taken(free: list[torch.UntypedStorage], value: Tensor) -> torch.UntypedStorage:
+    """The last of the free that has room without much waste, else the value's own."""
+    size = value.untyped_storage().nbytes()
+    for number in reversed(range(len(free))):
+        if size <= free[number].nbytes() <= 2 * size:
+            return free.pop(number)
+    return value.untyped_storage()
+
+
+def _overwritten(call: _Call, ending: set[int]) -> int | None:
+    """Memory that is read here for the last time, and element by element, so that the result may be put there."""
+    if len(call.made) != 1 or torch.Tag.pointwise not in call.func.tags or not _with_out(call.func)[0]:
+        return None
+
+    def place(value: Tensor) -> tuple[Any, ...]:
+        return value.storage_offset(), *_layout(value)
+
+    for key in ending:
+        ways = {place(value) for value in call.given if memory(value) == key}
+        if ways == {place(call.made[0])}:
+            return key
+    return None
 
 
 def _layout(value: Tensor) -> tuple[Any, ...]:

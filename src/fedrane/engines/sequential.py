@@ -76,7 +76,7 @@ class Sequential:
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         federation = self.federation
-        for rows, live, key in zip(*federation.batches(round, k, epochs), strict=True):
+        for rows, live, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
             x, y = federation.train.take(federation.split.train[k][rows[live]])
             ones = torch.ones(len(y), dtype=torch.bool, device=y.device)
             yield Batch(x, y, ones, torch.tensor(key, device=y.device), full=True)

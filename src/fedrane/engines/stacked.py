@@ -296,7 +296,7 @@ class Stacked:
         self._room = self.most
         self._lanes: dict[int, _Lane] = {}
         self._said: list[str] = []
-        self._plans: dict[tuple[int, int, int], Plan] = {}
+        self._plans: dict[tuple[int, int], dict[int, Plan]] = {}
         self._questions: dict[tuple[Any, ...], _Questions] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -325,7 +325,7 @@ class Stacked:
             with could("send or join"):
                 return [self.one_by_one.context(server, owns.get(k), who[place[k]]) for k in clients]
 
-        plans = {k: self._plan(k, round, epochs) for k in clients}
+        plans = self._plan(clients, round, epochs)
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
         self._slots = self._slots or self._choose_slots(lambda: contexts(order[:2]), plans[order[0]], len(clients))
         waves = [order[begin : begin + self._slots] for begin in range(0, len(order), self._slots)]
@@ -339,7 +339,7 @@ class Stacked:
                 arriving = self.one_by_one.arriving(there[firsts.index(first)].down, first)
                 down += firsts.count(first) * tree.nbytes(arriving)
         if len(clients) == federation.population:  # while the device is still at work
-            self._plans = {(k, round + 1, epochs): self._plan(k, round + 1, epochs) for k in clients}
+            self._plans = {(round + 1, epochs): self._plan(clients, round + 1, epochs)}
         done = _in_order(parts, [place[k] for k in order])
         said, self._said = tuple(self._said), []
         return Trained(
@@ -390,12 +390,12 @@ class Stacked:
             done.append(lane.result(len(steps[piece])))
         return done
 
-    def _plan(self, client: int, round: int, epochs: int) -> Plan:
-        known = self._plans.pop((client, round, epochs), None)
-        if known is not None:
+    def _plan(self, clients: list[int], round: int, epochs: int) -> dict[int, Plan]:
+        known = self._plans.pop((round, epochs), {})
+        if known.keys() == set(clients):
             return known
-        rows, live, keys = self.federation.batches(round, client, epochs)
-        return self.federation.split.train[client][rows], live, keys
+        train, batches = self.federation.split.train, self.federation.batches(round, clients, epochs)
+        return {k: (train[k][rows], live, keys) for k, (rows, live, keys) in batches.items()}
 
     def _choose_slots(self, contexts: Callable[[], list[Context]], plan: Plan, clients: int) -> int:
         """As many clients in a stack as memory allows; said."""
