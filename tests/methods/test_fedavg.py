@@ -75,7 +75,7 @@ def test_one_client_is_plain_sgd(sgd: SGD) -> None:
     for round in (1, 2):
         server = one_round(fed, server, round, 0.1, epochs=2)
         optimiser = torch.optim.SGD(module.parameters(), 0.1, sgd.momentum, weight_decay=sgd.weight_decay)
-        plan = fed.batches(round, 0, 2)
+        plan = fed.batches(round, [0], 2)[0]
         for rows, live in zip(plan.rows, plan.live, strict=True):
             x, y = fed.train.take(fed.split.train[0][rows[live]])
             optimiser.zero_grad()
@@ -199,7 +199,7 @@ def test_a_padded_last_batch_trains_as_if_it_were_not() -> None:
 
 
 def masked_batches(fed: Federation, client: int, round: int, epochs: int) -> list[Batch]:
-    plan = fed.batches(round, client, epochs)
+    plan = fed.batches(round, [client], epochs)[client]
     assert not plan.live.all()
     batches = []
     for rows, live, key in zip(plan.rows, plan.live, plan.keys, strict=True):
