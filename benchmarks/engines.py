@@ -5,7 +5,7 @@ one client after another, and the average of the uploads; (b) is the same with t
 (c) and (d) are whole rounds of ``fedrane``, gathering and merging included, without evaluation. Rows are counted once
 each time they are trained on; rows that only fill a batch up are not. Ratios are taken within one run.
 
-    python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1]
+    python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def cases(
     methods: list[str],
     precisions: list[str],
     slow: int,
+    epochs: int,
     rounds: int,
 ) -> Iterator[tuple[str, str, Row]]:
     def case(work: Callable[..., Row], *args: Any, **kwargs: Any) -> Row:
@@ -160,14 +161,16 @@ def cases(
             case(ours, method, 1, engine="sequential", precision="float32", epochs=slow),
         )
         for precision in precisions:
-            yield method, f"(d) auto, {precision}", case(ours, method, rounds, engine="auto", precision=precision)
+            fast = {"engine": "auto", "precision": precision, "epochs": epochs}
+            yield method, f"(d) auto, {precision}", case(ours, method, rounds, **fast)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data-root", type=Path, help="real data; without it, noise of their shape")
     parser.add_argument("--datasets", default="fmnist,cifar10")
-    parser.add_argument("--slow-epochs", type=int, default=1, help="epochs of (a), (b) and (c); (d) makes 5")
+    parser.add_argument("--slow-epochs", type=int, default=1, help="epochs of a round of (a), (b) and (c)")
+    parser.add_argument("--epochs", type=int, default=5, help="the same of (d)")
     parser.add_argument("--methods", default="fedavg,fedrane")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precisions", default="float32,tf32,bf16" if torch.cuda.is_available() else "float32,bf16")
@@ -178,8 +181,8 @@ def main() -> None:
     for name in options.datasets.split(","):
         rows = dataset(name, options.data_root)
         base = 0.0
-        of = (options.methods.split(","), options.precisions.split(","), options.slow_epochs, options.rounds)
-        for method, what, row in cases(name, rows, device, *of):
+        kinds = options.methods.split(","), options.precisions.split(",")
+        for method, what, row in cases(name, rows, device, *kinds, options.slow_epochs, options.epochs, options.rounds):
             base = base or row["samples_per_second"]
             row = {"dataset": rows.name, "model": MODELS[name], "method": method, "what": what, **row}
             row["times_a"] = row["samples_per_second"] / base
