@@ -23,13 +23,16 @@ def main() -> None:
     parser.add_argument("--clients", default="10,20,50,100,500")
     parser.add_argument("--models", default="", help="networks beside the dataset's own, at 20 clients")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="after the first; the middle one is taken")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results: list[dict[str, Any]] = []
 
     def measure(name: str, **changes: Any) -> None:
         rows = dataset(name, options.data_root)
-        row = measured(lambda: ours(name, rows, device, "fedavg", 2, epochs=options.epochs, **changes), device)
+        row = measured(
+            lambda: ours(name, rows, device, "fedavg", options.rounds, epochs=options.epochs, **changes), device
+        )
         row = {"dataset": rows.name, "model": MODELS[name], **changes, **row}
         parts = build(row["model"], rows.x.shape[1:], len(rows.classes))
         row["parameters"] = sum(p.numel() for part in parts for p in part.parameters())

@@ -184,11 +184,12 @@ def _packed(calls: list[_Call], lasting: set[int]) -> list[_Call]:
 
     packed = []
     for at, call in enumerate(calls):
-        ending = {memory(value) for value in call.given if last[memory(value)] == at} & places.keys()
-        over = _overwritten(call, ending)
-        for value in call.made:
-            if memory(value) not in places and memory(value) not in lasting:
-                places[memory(value)] = _taken(free, value) if over is None else places[over]
+        given = {memory(value) for value in call.given}
+        ending = {key for key in given & places.keys() if last[key] == at}
+        new = [value for value in call.made if memory(value) not in places.keys() | lasting | given]
+        over = _overwritten(call, ending) if new else None
+        for value in new:
+            places[memory(value)] = _taken(free, value) if over is None else places[over]
         packed.append(_Call(*pytree.tree_map(moved, tuple(call))))
         ending |= {memory(value) for value in call.made if last[memory(value)] == at} & places.keys()
         free += [places[key] for key in ending - {over}]
@@ -196,12 +197,12 @@ def _packed(calls: list[_Call], lasting: set[int]) -> list[_Call]:
 
 
 def _taken(free: list[torch.UntypedStorage], value: Tensor) -> torch.UntypedStorage:
-    """The last of the free that has room without much waste, else the value's own."""
+    """The last of the free that has room without much waste, else new: a hook may have kept the first time's."""
     size = value.untyped_storage().nbytes()
     for number in reversed(range(len(free))):
         if size <= free[number].nbytes() <= 2 * size:
             return free.pop(number)
-    return value.untyped_storage()
+    return torch.empty(size, dtype=torch.uint8).untyped_storage()
 
 
 def _overwritten(call: _Call, ending: set[int]) -> int | None:

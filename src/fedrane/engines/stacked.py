@@ -354,7 +354,7 @@ class Stacked:
         )
 
     def _make_room(self, waves: list[list[Plan]]) -> None:
-        """Lanes that have room for every wave of the round, so that each captures a size of stack but once."""
+        """Lanes that have room for every wave of the round: one that grew would capture all it has anew."""
         most: dict[int, tuple[int, int]] = {}
         for plans in waves:
             for number, piece in enumerate(self._pieces(plans)):

@@ -470,7 +470,7 @@ class _Map(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, weight: Tensor, sides: Sides, stride: int, padding: int) -> _Map:
-        """With few channels it is the patches, each of which is then all channels of one place."""
+        """With few channels and several taps it is the patches, each of which is then all channels of one place."""
         x, channels = x.contiguous(), x.shape[-1]
         low_h, taps_h, low_w, taps_w = sides
         out_height, out_width = ((x.shape[d] + 2 * padding - weight.shape[d]) // stride + 1 for d in (2, 3))
@@ -532,10 +532,10 @@ def _tile(rows: int, columns: int, depth: int, stack: int, x: torch.dtype, weigh
     return _Tile(m, n, max(16, k * 2 // x.itemsize))
 
 
-def _weight_tile(outputs: int, channels: int) -> _Tile:
-    """For products of (outputs, rows) and (rows, channels)."""
+def _weight_tile(outputs: int, channels: int, kind: torch.dtype) -> _Tile:
+    """For products of (outputs, rows) and (rows, channels); also small GPUs have the shared memory for it."""
     n, k = (max(16, min(most, triton.next_power_of_2(v))) for most, v in ((128, outputs), (64, channels)))
-    return _Tile(64, n, k)
+    return _Tile(64, n, k, stages=3 if kind.itemsize == 2 else 2)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sides: Sides, stride: int, padding: int) -> Tensor:
@@ -578,7 +578,7 @@ def by_weight(
     slope, outputs = slope.contiguous(), slope.shape[-1]
     map = _Map.of(x, like, sides, stride, padding)
     low, size = ((sides[0], sides[2]), like.shape[2:4]) if map.channels == x.shape[-1] else ((0, 0), (1, 1))
-    tile, taps = _weight_tile(outputs, map.channels), map.taps[0] * map.taps[1]
+    tile, taps = _weight_tile(outputs, map.channels, x.dtype), map.taps[0] * map.taps[1]
     tiles = taps * triton.cdiv(map.channels, tile.k) * triton.cdiv(outputs, tile.n)
     parts = min(max(1, ENOUGH // (tiles * len(x))), max(1, map.rows // (4 * tile.m)))
     share = triton.cdiv(triton.cdiv(map.rows, parts), tile.m) * tile.m

@@ -301,6 +301,8 @@ def descend(params: Tensor, slopes: Tensor, rate: Tensor) -> Tensor:
     return torch.addcmul(params, slopes, rate, value=-1)
 
 
+WIDEST = 16
+"""The side of a window whose places are numbers of eight bits."""
 _active: ContextVar[bool] = ContextVar("as products", default=False)
 
 
@@ -394,4 +396,4 @@ def _window(
     if not plain or any(len(v) != 1 for v in sizes) or not kernels_for(input):
         return None
     size, step, border = (v.pop() for v in sizes[:3])
-    return input, size, step, border
+    return (input, size, step, border) if size <= WIDEST else None

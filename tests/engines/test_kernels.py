@@ -1,0 +1,239 @@
+"""The GPU's kernels on a CPU: Triton's interpreter runs them, slowly, in float32, where there is no GPU to do so."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedrane
+from asserts import close
+from fedrane import conformance
+from fedrane.data.dataset import Dataset
+from fedrane.engines import stacked as engine
+from fedrane.models import stacked
+from fedrane.models.stacked import AsProducts, convolve, descend, normalise
+from fedrane.ops import graph
+
+pytest.importorskip("triton", reason="Triton comes for Linux alone")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them itself (test_gpu.py)"),
+    pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning"),  # beyond a matrix's edge
+]
+Slopes = tuple[Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Layers of stacked clients by the kernels, as on a GPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def kernels_for(x: Tensor, module: str = "fedrane.models.kernels") -> ModuleType | None:
+        return importlib.import_module(module) if x.dtype == torch.float32 else None
+
+    for user in (stacked, graph):
+        monkeypatch.setattr(user, "kernels_for", kernels_for)
+    return importlib.import_module("fedrane.models.kernels")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def slopes_of(layer: Callable[..., Tensor], weights: Tensor, *inputs: Tensor) -> Slopes:
+    """What a layer of each client gives, and the slopes of a weighted sum of it by each input."""
+
+    def one(weights: Tensor, *inputs: Tensor) -> Slopes:
+        def total(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+            y = layer(*inputs)
+            return (y * weights).sum(), y
+
+        slopes, y = torch.func.grad(total, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
+        return (y, *slopes)
+
+    return torch.vmap(one)(weights, *inputs)
+
+
+def near(found: Slopes, true: Slopes, within: float = 1e-5) -> None:
+    for a, b in zip(found, true, strict=True):
+        assert a.shape == b.shape
+        assert float((a.double() - b).abs().max()) < within * float(b.abs().max())
+
+
+@pytest.mark.parametrize("beforehand", [False, True])
+@pytest.mark.parametrize(
+    ("side", "channels", "outputs", "taps", "stride", "padding"),
+    [
+        (8, 3, 20, 7, 2, 3),  # as patches
+        (6, 1, 8, 5, 1, 0),
+        (2, 3, 5, 5, 1, 2),  # as patches, without dead taps
+        (1, 4, 5, 3, 1, 1),
+        (5, 16, 20, 3, 1, 1),
+        (5, 17, 9, 3, 2, 1),  # nothing a multiple of a block
+        (4, 16, 24, 1, 2, 0),  # three of four places are seen by no tap
+        (2, 32, 17, 3, 2, 1),  # with dead taps
+        (1, 16, 17, 3, 1, 1),
+        (6, 17, 9, 3, 3, 1),
+    ],
+)
+def test_a_convolution(
+    kernels: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    beforehand: bool,
+    side: int,
+    channels: int,
+    outputs: int,
+    taps: int,
+    stride: int,
+    padding: int,
+) -> None:
+    """Its weights are shortened beforehand where there are many, which changes no number of float32."""
+    if beforehand:
+        monkeypatch.setattr(kernels, "MANY", 1)
+        monkeypatch.setattr(kernels, "LONG", 1)
+    inputs = noise(2, 3, channels, side, side), noise(2, outputs, channels, taps, taps), noise(2, outputs)
+    after = (side + 2 * padding - taps) // stride + 1
+    weights = noise(2, 3, outputs, after, after)
+    found = slopes_of(lambda x, w, b: convolve(x, w, b, stride, padding), weights.float(), *(v.float() for v in inputs))
+    near(found, slopes_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
+
+
+@pytest.mark.parametrize("channels", [2, 16])
+def test_a_convolution_of_a_map_that_is_not_square(kernels: ModuleType, channels: int) -> None:
+    """Tall, with a tap that is dead in one direction, and so many rows that their sum is made in parts."""
+    inputs = noise(2, 43, channels, 12, 1), noise(2, 7, channels, 3, 3), noise(2, 7)
+    weights = noise(2, 43, 7, 12, 1)
+    found = slopes_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
+    near(found, slopes_of(lambda x, w, b: F.conv2d(x, w, b, 1, 1), weights, *inputs))
+
+
+@pytest.mark.parametrize("short", [0, 10**6])
+@pytest.mark.parametrize(("rows", "side"), [(5, 3), (70, 2)])
+def test_normalisation(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: int, side: int, short: int) -> None:
+    """By one kernel, and by three."""
+    monkeypatch.setattr(kernels, "SHORT", short)
+    live = torch.arange(rows) < torch.tensor([[rows], [rows - 2]])
+    weights = noise(2, rows, 20, side, side, seed=1) * live[:, :, None, None, None]
+    inputs = 3 + 2 * noise(2, rows, 20, side, side), noise(2, 20), noise(2, 20)
+    old = noise(2, 2, 20).abs()
+
+    def both(kind: torch.dtype) -> Slopes:
+        def one(live: Tensor, old: Tensor, weights: Tensor, *inputs: Tensor) -> Slopes:
+            def total(*inputs: Tensor) -> tuple[Tensor, Slopes]:
+                y, new = normalise(inputs[0], live, *inputs[1:], old, 1e-5, 0.1)
+                return (y * weights).sum(), (y * live[:, None, None, None], new)
+
+            slopes, found = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
+            return (*found, *slopes)
+
+        return torch.vmap(one)(live, old.to(kind), weights.to(kind), *(v.to(kind) for v in inputs))
+
+    near(both(torch.float32), both(torch.float64))
+
+
+@pytest.mark.parametrize("short", [0, 10**6])
+def test_a_single_value_is_normalised_to_the_bias(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, short: int
+) -> None:
+    """To the last bit: a ReLU sees the sign."""
+    monkeypatch.setattr(kernels, "SHORT", short)
+    x, live = 100 * noise(2, 4, 9, 1, 1).float(), torch.arange(4) < 1
+    weight, bias, old = (noise(2, 9, seed=n).float() for n in range(3))
+    bias[:, ::3] = 0
+    y = torch.vmap(lambda x, w, b, o: normalise(x, live, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
+    assert torch.equal(y[:, 0, :, 0, 0], bias)
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "stride", "padding"),
+    [(8, 3, 2, 1), (8, 2, 2, 0), (7, 3, 3, 0), (5, 3, 1, 1), (18, 17, 1, 0)],
+)
+def test_pooling(side: int, size: int, stride: int, padding: int) -> None:
+    x = noise(2, 2, 5, side, side).relu()  # with ties
+    after = (side + 2 * padding - size) // stride + 1
+    weights = noise(2, 2, 5, after, after)
+
+    def pool(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, size, stride, padding)
+
+    with AsProducts():
+        found = slopes_of(pool, weights.float(), x.float())
+    near(found, slopes_of(pool, weights, x))
+
+
+@pytest.mark.parametrize("turned", [0, 1, 2])
+def test_a_step_down(turned: int) -> None:
+    """Of tensors that lie one way, or two, or both turned."""
+    start, by, rate = noise(3, 4, 5, 3, 3), noise(3, 4, 5, 3, 3, seed=1), noise(3, seed=2)
+    start, by = (v.to(memory_format=torch.channels_last_3d) if n < turned else v for n, v in enumerate((start, by)))
+    with AsProducts():
+        found = slopes_of(descend, by.float(), start.float(), by.float(), rate.float())
+    near(found, slopes_of(lambda start, by, rate: start - rate * by, by, start, by, rate))
+
+
+@pytest.mark.parametrize("form", graph.FORMS)
+def test_relations(form: str) -> None:
+    centres = noise(2, 4, 6)[:, torch.arange(17) % 4]
+    features, live = centres + noise(2, 17, 6, seed=1), torch.ones(2, 17, dtype=torch.bool)
+    live[1, 11:] = False
+    true = graph.relations(features, live, 0.1, 3, form)
+    found = torch.vmap(lambda z, live: graph.relations(z, live, 0.1, 3, form, differentiable=False))(
+        features.float(), live
+    )
+    near((found.weights,), (true.weights,), 5e-4)
+    assert torch.allclose(found.change.double(), true.change, atol=1e-3)
+
+
+@pytest.mark.parametrize("module", ["fedrane.models.kernels", "fedrane.ops.kernels"])
+def test_no_argument_has_a_name_that_the_compilers_launcher_takes_for_its_own(module: str) -> None:
+    """It puts them beside variables of these names, which then hide them; the interpreter does not mind."""
+    kernels = [value for value in vars(importlib.import_module(module)).values() if hasattr(value, "arg_names")]
+    assert len(kernels) > 3
+    assert not {"params", "specialization", "options"} & {name for kernel in kernels for name in kernel.arg_names}
+
+
+class Small(nn.Module):
+    """A little of everything that has a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv, self.head = nn.Conv2d(8, 16, 3, 1, 1), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.norm(self.stem(x)), 3, 2, 1))
+        scores: Tensor = self.head(torch.flatten(F.adaptive_avg_pool2d(self.conv(x), 1), 1))
+        return scores
+
+
+class Anew:
+    """Of a recording nothing but the work, for the interpreter writes where no recorder sees it."""
+
+    def __init__(self, work: Callable[[], object], lasting: Any) -> None:
+        self.replay = work
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedrane"])
+def test_a_run_by_the_kernels_ends_where_the_sequential_engine_ends(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(engine, "Recording", Anew)
+    monkeypatch.setitem(engine.LANES, "cpu", 2)
+    y = np.arange(44) % 3
+    x = np.random.Generator(np.random.Philox(5)).integers(0, 255, (44, 1, 6, 6)).astype(np.uint8)
+    rows = Dataset("noise", x[:34], y[:34], x[34:], y[34:], tuple("abc"), (0.5,), (0.25,))
+    settings: dict[str, Any] = {"clients": 4, "rounds": 1, "epochs": 1, "batch": 8, "model_head": "head"}
+    settings |= {"device": "cpu", "precision": "float32", "partition": {"minimum": 5}}
+    runs = []
+    for which in ("sequential", "stacked"):
+        torch.manual_seed(0)
+        experiment = fedrane.Experiment(method=method, engine=which, **settings)
+        runs.append(conformance.states(fedrane.run(experiment, dataset=rows, model=Small())))
+    close(runs[0], runs[1], 1e-4)
