@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a child must not inherit a pool of threads
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no law needs one, and a child is the sooner at work
+os.environ["TRITON_INTERPRET"] = "1"  # before something imports Triton; what is held to laws here runs on a CPU
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
