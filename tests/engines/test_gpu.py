@@ -21,6 +21,7 @@ from fedrane.models.stacked import AsProducts, convolve, descend, kernels_availa
 from fedrane.ops import graph
 from fedrane.run import Result, make_task
 from fedrane.task import Batch, Model
+from slopes import Slopes, slopes_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -48,23 +49,6 @@ def gaps(a: Result, b: Result) -> list[float]:
     assert x.keys() == y.keys()
     floats = [name for name in x if x[name].is_floating_point() and x[name].numel()]
     return sorted(float((x[n] - y[n]).abs().max() / x[n].abs().max().clamp(min=1e-3)) for n in floats)
-
-
-Slopes = tuple[Tensor, ...]
-
-
-def slopes_of(layer: Callable[..., Tensor], weights: Tensor, *inputs: Tensor) -> Slopes:
-    """What a layer gives, and the slopes of a weighted sum of it by each input; for each client of a stack."""
-
-    def one(weights: Tensor, *inputs: Tensor) -> Slopes:
-        slopes, y = torch.func.grad(
-            lambda *inputs: (lambda y: ((y.to(weights.dtype) * weights).sum(), y))(layer(*inputs)),
-            argnums=tuple(range(len(inputs))),
-            has_aux=True,
-        )(*inputs)
-        return (y, *slopes)
-
-    return torch.vmap(one)(weights, *inputs)
 
 
 def noise(*shape: int) -> Tensor:

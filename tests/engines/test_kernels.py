@@ -21,13 +21,13 @@ from fedrane.engines import stacked as engine
 from fedrane.models import stacked
 from fedrane.models.stacked import AsProducts, convolve, descend, normalise
 from fedrane.ops import graph
+from slopes import Slopes, slopes_of
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them itself (test_gpu.py)"),
     pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning"),  # beyond a matrix's edge
 ]
-Slopes = tuple[Tensor, ...]
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +45,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def slopes_of(layer: Callable[..., Tensor], weights: Tensor, *inputs: Tensor) -> Slopes:
-    """What a layer of each client gives, and the slopes of a weighted sum of it by each input."""
-
-    def one(weights: Tensor, *inputs: Tensor) -> Slopes:
-        def total(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-            y = layer(*inputs)
-            return (y * weights).sum(), y
-
-        slopes, y = torch.func.grad(total, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
-        return (y, *slopes)
-
-    return torch.vmap(one)(weights, *inputs)
 
 
 def near(found: Slopes, true: Slopes, within: float = 1e-5) -> None:

@@ -37,11 +37,11 @@ class Recording:
 
     def replay(self) -> None:
         if self.calls is None:
-            recorder = _Recorder({memory(value) for value in self.lasting})
+            lasting = {memory(value) for value in self.lasting}
+            recorder = _Recorder(lasting)
             with _NumbersAsked(recorder), recorder:
                 self.work()
-            calls = _packed(_shortened(recorder.calls), {memory(value) for value in self.lasting})
-            self.calls = [call.again() for call in calls]
+            self.calls = [call.again() for call in _packed(_shortened(recorder.calls), lasting)]
         elif self.calls:
             for call in self.calls:
                 call()
@@ -82,7 +82,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, lasting: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
-        self.ours = lasting  # memory that may be written to, with what the calls make
+        self.ours = set(lasting)  # memory that may be written to, with what the calls make
         self.given_up = False
         self.kept = 0
 

@@ -25,8 +25,8 @@ MANY, LONG = 6, 512
 """Clients, and rows of each, from which on it is worth a kernel to shorten their weights first."""
 BUSY, ENOUGH = 256, 4 * 132
 """Programs that keep a large GPU busy: those of one length, and those of which some end early."""
-PATCHES = 256, 32, 4
-"""Places and values that one program lays out, and its warps."""
+PATCHES = 256, 32
+"""Places and values that one program lays out."""
 SHORT = 512
 """Values of a channel that one program may read twice."""
 
@@ -482,10 +482,10 @@ class _Map(NamedTuple):
         wide = triton.cdiv(depth, FEW) * FEW
         x = torch.nn.functional.pad(x, (0, 0, *(padding,) * 4)) if padding else x
         patches, line = x.new_empty(*x.shape[:2], *after, wide), x.shape[3] * channels
-        m, k, warps = PATCHES
+        m, k = PATCHES
         _patches[(x.shape[:2].numel(), triton.cdiv(places, m), triton.cdiv(wide, k))](
             x, patches, x.shape[2] * line, line, low_h * line + low_w * channels, channels, taps_w * channels, depth,
-            wide, out_width, places, stride, M=m, K=k, num_warps=warps,
+            wide, out_width, places, stride, M=m, K=k,
         )  # fmt: skip
         return cls(patches, (1, 1), 1, (0, 0), after, depth)
 
@@ -509,16 +509,15 @@ def _live(weight: Tensor, sides: Sides, kind: torch.dtype, rows: int) -> Tensor:
 
 
 class _Tile(NamedTuple):
-    """What a program makes: its sides, how much of the depth it takes at a time, and how it is run."""
+    """What a program makes: its sides, how much of the depth it takes at a time, and how far it reads ahead."""
 
     m: int
     n: int
     k: int
-    warps: int = 4
     stages: int = 3
 
     def options(self) -> dict[str, int]:
-        return {"M": self.m, "N": self.n, "K": self.k, "num_warps": self.warps, "num_stages": self.stages}
+        return {"M": self.m, "N": self.n, "K": self.k, "num_stages": self.stages}
 
 
 def _tile(rows: int, columns: int, depth: int, stack: int, x: torch.dtype, weight: torch.dtype) -> _Tile:
