@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from fedrane.data.streams import key
 from fedrane.errors import ConfigError
-from fedrane.models.layers import Pass, within
+from fedrane.models.layers import Pass, WholeSlopes, within
 from fedrane.models.norms import convert, norm_names
 from fedrane.models.stacked import as_products
 from fedrane.sgd import SGD
@@ -216,7 +217,8 @@ class Net:
                 for key, value in {**constants, **tensors}.items()
             }
             inputs = tuple(value.to(narrow) for value in inputs)
-        with within(self._now):
+        mended = WholeSlopes() if narrow and inputs[0].device.type == "cpu" and not as_products() else nullcontext()
+        with within(self._now), mended:
             out: Tensor = functional_call(module, tensors, inputs, strict=False)
         return out.to(self._task.dtype) if narrow else out
 

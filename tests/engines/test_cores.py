@@ -19,11 +19,11 @@ import torch
 
 import fedrane
 from asserts import close, untimed
-from fedrane import conformance, engines
+from fedrane import conformance, engines, tree
 from fedrane.data.dataset import Dataset
-from fedrane.engines import Processes, Sequential, Stacked, Threaded
+from fedrane.engines import Processes, Sequential, Stacked, Threaded, recording, threaded
 from fedrane.engines.processes import impossible
-from fedrane.engines.threaded import channels_last
+from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
 from problems import federation, quick, table
@@ -74,6 +74,109 @@ def test_networks_of_convolutions(model: str, channels: int, engine: str) -> Non
         for each in ("sequential", engine)
     )
     close(conformance.states(one), conformance.states(many), 1e-10)  # some sums of BatchNorm's nearly cancel
+
+
+class CountsItsSteps(fedrane.Algorithm):
+    """How often Python was asked for a step."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        self.asked.append(len(batch.y))
+        return super().step(task, ctx, work, batch)
+
+
+def test_full_steps_are_recorded_once_a_thread() -> None:
+    torch.set_num_threads(1)
+    method = CountsItsSteps()
+    ended = conformance.trained(method, engine="threaded", rounds=3)
+    fed = ended.federation
+    plans = [
+        live
+        for r in (1, 2, 3)
+        for _, live, _ in fed.batches(r, range(fed.population), ended.experiment.epochs).values()
+    ]
+    lengths = [int(n) for live in plans for n in live.sum(1)]
+    assert lengths.count(fed.batch) > 20
+    assert method.asked.count(fed.batch) == 1
+    assert sorted(n for n in method.asked if n < fed.batch) == sorted(n for n in lengths if n < fed.batch)
+
+
+@pytest.fixture
+def desks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Of one thread, where each client began to train."""
+    found = []
+
+    class Seen(Worker):
+        def begin(self, ctx: Any) -> Any:
+            work = super().begin(ctx)
+            found.append(self.desk)
+            return work
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(threaded, "Worker", Seen)
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_recorded(name: str, desks: list[Any]) -> None:
+    entry = METHODS[name]
+    conformance.trained(entry.kind(**entry.preset), engine="threaded", dropout=0.2, momentum=0.5)
+    assert all(desk.recording.calls for desk in desks)
+
+
+def test_what_cannot_be_recorded_is_tried_with_one_client(desks: list[Any]) -> None:
+    class Asks(fedrane.Algorithm):
+        def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
+            loss, outcome = super().objective(task, ctx, model, batch)
+            return loss * (1 + float(batch.y.sum())), outcome
+
+    conformance.trained(Asks(), engine="threaded", lr=1e-3)
+    first, *rest = desks
+    assert first.recording.given_up
+    assert rest
+    assert not any(rest)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("method", "model"), [("fedavg", "convnet"), ("fedrane", "convnet"), ("fedavg", "resnet18")])
+def test_recorded_steps_give_the_same_bits(
+    method: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which client a thread records with is chance."""
+    settings: dict[str, Any] = {"model": model, "clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "lr": 0.01}
+    chosen = fedrane.Experiment(method=method, engine="threaded", precision=precision, device="cpu", **settings)
+    kept = fedrane.run(chosen, dataset=pictures(1, 16))
+    monkeypatch.setattr(recording, "MOST", 0)
+    anew = fedrane.run(chosen, dataset=pictures(1, 16))
+    for a, b in zip(tree.leaves(conformance.states(kept)), tree.leaves(conformance.states(anew)), strict=True):
+        assert torch.equal(a, b)
+
+
+class ThroughSteps(fedrane.Algorithm):
+    """The slope, taken at the end, goes back through all the steps."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        scale = torch.ones((), dtype=task.dtype, requires_grad=True)
+        return super().begin(task, ctx)._replace(extra={"scale": scale, "sum": scale * 0})
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        extra = {"scale": work.extra["scale"], "sum": (work.extra["sum"] + batch.x.mean()) * work.extra["scale"]}
+        return super().step(task, ctx, work, batch)._replace(extra=extra)
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        (slope,) = torch.autograd.grad(work.extra["sum"], work.extra["scale"])
+        done = super().finish(task, ctx, work)
+        return done._replace(metrics={**done.metrics, "slope": slope})
+
+
+@BOTH
+def test_a_slope_through_all_steps(engine: str) -> None:
+    one, many = (conformance.trained(ThroughSteps(), engine=each).history for each in ("sequential", engine))
+    slopes, others = one[-1]["clients/slope"], many[-1]["clients/slope"]
+    assert min(abs(slope) for slope in slopes) > 1e-3
+    assert slopes == pytest.approx(others, abs=1e-12)
 
 
 def test_an_image_of_one_channel_lies_channels_last_by_its_strides() -> None:

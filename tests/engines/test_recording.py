@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import fedrane
 from asserts import close
@@ -26,6 +27,7 @@ VALUES = {
     "without a place to write to": lambda x: x.to(torch.float64).to(torch.float32),
     "numbers as places": lambda x: x[(x[0] * 0).long()],
     "a choice by element": lambda x: torch.where(x > 0, x, -x),
+    "a norm of what has gaps": lambda x: F.batch_norm(x.repeat(2, 2)[:, ::2], None, None, training=True)[:4],
     "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
 }
 ASKED = {

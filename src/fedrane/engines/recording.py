@@ -22,6 +22,8 @@ ASKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 ATEN = torch.ops.aten
 FILLS = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full}
 """Operations that take no more than the shape of what they are given."""
+NOT_INTO = {ATEN.native_batch_norm.out}
+"""Given where to write, these are wrong: this one takes what is there for a mean, if its input has gaps (2.13)."""
 
 
 class Recording:
@@ -34,6 +36,10 @@ class Recording:
     def __init__(self, work: Callable[[], object], lasting: Sequence[Tensor]) -> None:
         self.work, self.lasting = work, lasting
         self.calls: list[Callable[[], object]] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        return self.calls == []
 
     def replay(self) -> None:
         if self.calls is None:
@@ -69,7 +75,7 @@ class _Call(NamedTuple):
             return partial(variant, *self.args, **self.kwargs, **dict(zip(names, self.made, strict=True)))
 
         def copied() -> None:
-            for to, value in zip(self.made, _tensors(self.func(*self.args, **self.kwargs)), strict=True):
+            for to, value in zip(self.made, tensors(self.func(*self.args, **self.kwargs)), strict=True):
                 to.copy_(value)
 
         return copied
@@ -94,8 +100,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        given = [] if func.overloadpacket in FILLS else _tensors((args, kwargs))
-        results = _tensors(found)
+        given = [] if func.overloadpacket in FILLS else tensors((args, kwargs))
+        results = tensors(found)
         old = {memory(value) for value in given}
         fresh = sum(value.nbytes for value in results if memory(value) not in old)
         self.kept += fresh
@@ -126,7 +132,7 @@ class _NumbersAsked(TorchFunctionMode):
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
     """What comes out, or its shape, is Python's to see, which is not asked when the operation is repeated."""
     if func is ATEN.index.Tensor:
-        return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
+        return any(index.dtype in (torch.bool, torch.uint8) for index in tensors(args[1]))
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
@@ -134,7 +140,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     if not func._schema.is_mutable:
         return []
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    return _tensors([given.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write])
+    return tensors([given.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write])
 
 
 def _shortened(calls: list[_Call]) -> list[_Call]:
@@ -229,7 +235,18 @@ def where(value: Tensor) -> tuple[Any, ...]:
     return memory(value), value.storage_offset(), *_layout(value)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def overwrite(buffers: list[Tensor], values: list[Tensor]) -> None:
+    """As if at once: what lies in a buffer itself, as an old value handed on does, is read before it is overwritten."""
+    taken = {memory(buffer) for buffer in buffers}
+    apart = [
+        value.clone() if memory(value) in taken and where(value) != where(buffer) else value
+        for value, buffer in zip(values, buffers, strict=True)
+    ]
+    if buffers:
+        torch._foreach_copy_(buffers, apart)
+
+
+def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -246,6 +263,6 @@ def _with_out(func: Any) -> tuple[Any, list[str]]:
         other = getattr(func.overloadpacket, overload)
         outs = [a.name for a in other._schema.arguments if a.is_out]
         others = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
-        if len(outs) == len(func._schema.returns) and others == same:
+        if len(outs) == len(func._schema.returns) and others == same and other not in NOT_INTO:
             return other, outs
     return None, []

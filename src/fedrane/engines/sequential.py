@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedrane import tree
@@ -62,24 +63,35 @@ class Sequential:
         return Context(algorithm.send(task, server, client), own, client)
 
     def train_client(self, ctx: Context, k: int, round: int, epochs: int) -> Done:
-        task, algorithm = self.federation.task, self.algorithm
         with naming("begin", k, round):
             work = self.begin(ctx)
-        for number, batch in enumerate(self.batches(k, round, epochs)):
+        for number, (rows, key) in enumerate(self.planned(k, round, epochs)):
             with naming(f"step {number}", k, round):
-                work = algorithm.step(task, ctx, work, batch)
+                work = self.step(ctx, work, rows, key)
         with naming("finish", k, round):
-            return algorithm.finish(task, ctx, work)
+            return self.finish(ctx, work)
 
     def begin(self, ctx: Context) -> Work:
         return self.algorithm.begin(self.federation.task, ctx)
 
-    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
+    def step(self, ctx: Context, work: Work, rows: Tensor, key: Tensor) -> Work:
+        return self.algorithm.step(self.federation.task, ctx, work, self.batch(rows, key))
+
+    def finish(self, ctx: Context, work: Work) -> Done:
+        return self.algorithm.finish(self.federation.task, ctx, work)
+
+    def planned(self, k: int, round: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of each step, and the key of its noise."""
         federation = self.federation
         for rows, live, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
-            x, y = federation.train.take(federation.split.train[k][rows[live]])
-            ones = torch.ones(len(y), dtype=torch.bool, device=y.device)
-            yield Batch(x, y, ones, torch.tensor(key, device=y.device), full=True)
+            yield torch.from_numpy(federation.split.train[k][rows[live]]), torch.tensor(key)
+
+    def batch(self, rows: Tensor, key: Tensor) -> Batch:
+        x, y = self.federation.train.take(rows)
+        return Batch(x, y, torch.ones(len(y), dtype=torch.bool, device=y.device), key.to(y.device), full=True)
+
+    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
+        return (self.batch(*planned) for planned in self.planned(k, round, epochs))
 
     def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
         ctx = self.context(server, own, self.federation.client(client, round, 0.0, 0))

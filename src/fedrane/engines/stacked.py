@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines import Predicted, Trained
-from fedrane.engines.recording import Recording, memory, where
+from fedrane.engines.recording import Recording, overwrite
 from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation, Pool, each_of
 from fedrane.models.stacked import AsProducts
@@ -215,8 +215,7 @@ class _Lane:
 
     def step(self, n: int) -> None:
         """One step of the first ``n``, written back to the buffers."""
-        now = self.first(n)
-        _copy(now, _apart(self.after_step(n), now))
+        overwrite(self.first(n), self.after_step(n))
         # A client that has finished stays at the last row, which is dead.
         self.position[:n] = (self.position[:n] + 1).clamp(max=len(self.table.rows) - 1)
 
@@ -584,16 +583,6 @@ def _together(runs: list[Iterator[float]]) -> None:
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
     if to:
         torch._foreach_copy_(to, values)
-
-
-def _apart(values: list[Tensor], buffers: list[Tensor]) -> list[Tensor]:
-    """Values that can be copied into the buffers one after the other: what lies in a buffer itself, as an old value
-    handed on does, would be overwritten before it is read."""
-    taken = {memory(buffer) for buffer in buffers}
-    return [
-        value.clone() if memory(value) in taken and where(value) != where(buffer) else value
-        for value, buffer in zip(values, buffers, strict=True)
-    ]
 
 
 def _last(stack: Tensor) -> Tensor:

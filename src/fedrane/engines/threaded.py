@@ -7,17 +7,19 @@ compute, where two clients on one thread each do not. The hooks and their order 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedrane.algorithm import Algorithm, Work
+from fedrane.algorithm import Algorithm, Done, Work
+from fedrane.engines import recording
+from fedrane.engines.recording import Recording, overwrite, tensors
 from fedrane.engines.sequential import Sequential
 from fedrane.federation import Federation
 from fedrane.task import Batch, Context
@@ -57,14 +59,95 @@ class Worker(Sequential):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         parts = {name: copy.deepcopy(part) for name, part in federation.task.parts.items()}
         super().__init__(algorithm, replace(federation, task=replace(federation.task, parts=parts)))
+        self.desk: _Desk | None = None
+        self.records = True
 
     def begin(self, ctx: Context) -> Work:
         work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))
-        return work
+        if self.desk and self.desk.recording.given_up:
+            self.records = False
+        self.desk = self._desk_for(ctx, work)
+        return self.desk.lay(ctx, work) if self.desk else work
 
-    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
-        for batch in super().batches(k, round, epochs):
-            yield batch._replace(x=channels_last(batch.x))
+    def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
+        if not (self.records and _Desk.possible(ctx, work)):
+            return None
+        if self.desk and self.desk.kind == _kind((ctx, work)):
+            return self.desk
+        return _Desk(self, ctx, work)
+
+    def step(self, ctx: Context, work: Work, rows: Tensor, key: Tensor) -> Work:
+        desk = self.desk
+        if desk is None:
+            return super().step(ctx, work, rows, key)
+        if len(rows) == self.federation.batch and desk.step(rows, key):
+            return work
+        after = super().step(ctx, work, rows, key)
+        if desk.keep(after):
+            return work
+        self.desk, self.records = None, False
+        return after
+
+    def finish(self, ctx: Context, work: Work) -> Done:
+        if self.desk:  # where the next client will lie
+            work = pytree.tree_map_only(Tensor, torch.clone, work)
+        return super().finish(ctx, work)
+
+    def batch(self, rows: Tensor, key: Tensor) -> Batch:
+        batch = super().batch(rows, key)
+        return batch._replace(x=channels_last(batch.x))
+
+
+class _Desk:
+    """Where one client after another lies while it trains, so that a step on a full batch is recorded once."""
+
+    def __init__(self, worker: Worker, ctx: Context, work: Work) -> None:
+        self.kind, self.work_kind = _kind((ctx, work)), _kind(work)
+        self.ctx: Context
+        self.work: Work
+        self.ctx, self.work = pytree.tree_map_only(Tensor, torch.empty_like, (ctx, work))
+        self.rows = torch.zeros(worker.federation.batch, dtype=torch.int64)
+        self.key = torch.zeros((), dtype=torch.int64)
+
+        def step() -> None:
+            self.kept = self.keep(Sequential.step(worker, self.ctx, self.work, self.rows, self.key))
+
+        self.recording = Recording(step, tensors(self.work))
+
+    @staticmethod
+    def possible(ctx: Context, work: Work) -> bool:
+        """Without objects that cannot be compared, without a gradient's past, and not too much to hold twice."""
+        leaves, numbers = pytree.tree_leaves((ctx, work)), tensors((ctx, work))
+        plain = all(isinstance(leaf, Tensor | int | float | str) for leaf in leaves)
+        return plain and not any(n.requires_grad for n in numbers) and sum(n.nbytes for n in numbers) <= recording.MOST
+
+    def lay(self, ctx: Context, work: Work) -> Work:
+        torch._foreach_copy_(tensors((self.ctx, self.work)), tensors((ctx, work)))
+        return self.work
+
+    def step(self, rows: Tensor, key: Tensor) -> bool:
+        """Whether it could be done here."""
+        self.rows.copy_(rows)
+        self.key.copy_(key)
+        self.recording.replay()
+        return self.kept
+
+    def keep(self, work: Work) -> bool:
+        """Whether that, which a step has made, is of a kind with what was before it."""
+        alike = _kind(work) == self.work_kind
+        if alike:
+            overwrite(tensors(self.work), tensors(work))
+        return alike
+
+
+def _kind(tree: Any) -> list[Any]:
+    """Two trees of one kind differ in the numbers of their tensors alone."""
+    leaves, shape = pytree.tree_flatten(tree)
+
+    def kind(leaf: Any) -> tuple[Any, ...]:
+        return (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+
+    return [shape, *(kind(leaf) for leaf in leaves)]
 
 
 def _one_thread() -> None:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedrane.models.stacked import as_products, normalise
 
@@ -43,6 +45,39 @@ def within(now: Pass) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+class WholeSlopes(TorchFunctionMode):
+    """Convolutions of short numbers on a CPU, with every slope written.
+
+    Where a window has one place along a side that is shorter than the stride, oneDNN (3.12, bf16) leaves slopes by the
+    weight as the memory was. With one place the stride says nothing, so there it is 1.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in CONVOLUTIONS:
+            return _convolve(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+
+
+def _convolve(
+    func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, *args: Any, **kwargs: Any
+) -> Tensor:
+    y: Tensor = func(input, weight, bias, stride, *args, **kwargs)
+    sides, places = (value.shape[2 - weight.dim() :] for value in (input, y))
+    strides = list(stride) if isinstance(stride, tuple | list) else [stride] * len(sides)
+    needed = [1 if n == 1 and side < step else step for side, n, step in zip(sides, places, strides, strict=True)]
+    if needed == strides:
+        return y
+    y = func(input, weight, bias, needed, *args, **kwargs)
+    for dim, n in enumerate(places, 2 - weight.dim()):
+        y = y.narrow(dim, 0, n)
+    return y.contiguous()
 
 
 class MaskedBatchNorm(nn.Module):
