@@ -34,7 +34,7 @@ def main() -> None:
 
     measure("fedavg", 1, engine="sequential", epochs=1)  # warm
     for method in options.methods.split(","):
-        eager = measure(method, 0, engine="sequential", precision="float32", epochs=options.slow_epochs)
+        eager = measure(method, 1, engine="sequential", precision="float32", epochs=options.slow_epochs)
         fast = measure(method, 3, engine="auto")
         row = {"dataset": rows.name, "model": MODELS[options.dataset], "method": method}
         row |= {f"eager_{k}": eager[k] for k in ("samples_per_second", "seconds")} | fast

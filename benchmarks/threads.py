@@ -4,7 +4,7 @@ The engines ``threaded`` and ``processes`` train a client a core. Runs that know
 thread, are what any of it could reach at best: none waits for another. Their samples a second are added up, while an
 engine's round also waits for its longest client.
 
-    python benchmarks/threads.py [--data-root DIR] [--datasets fmnist] [--cores 1,2,4,8,16] [--engines-only]
+    python benchmarks/threads.py [--data-root DIR] [--methods fedavg] [--epochs 1] [--cores 1,2,4,8,16] [--engines-only]
 
 Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): processes are not forked beside one.
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from _harness import arguments, save
@@ -26,17 +27,27 @@ from engines import ours
 CPU = torch.device("cpu")
 
 
-def engine(name: str, root: Path | None, precision: str, cores: int, kind: str) -> float:
+class Case(NamedTuple):
+    dataset: str
+    root: Path | None
+    method: str
+    epochs: int
+    precision: str
+
+
+def engine(case: Case, cores: int, kind: str) -> float:
     """Samples a second of that engine."""
     torch.set_num_threads(cores)
-    row = ours(name, dataset(name, root), CPU, "fedavg", 1, engine=kind, precision=precision, epochs=1)
-    return float(row["samples_per_second"])
+    rows = dataset(case.dataset, case.root)
+    settings = {"engine": kind, "precision": case.precision, "epochs": case.epochs}
+    return float(ours(case.dataset, rows, CPU, case.method, 1, **settings)["samples_per_second"])
 
 
-def apart(name: str, root: Path | None, precision: str, number: int) -> float:
+def apart(case: Case, number: int) -> float:
     """Samples a second of so many runs at once, each with one thread."""
-    command = [sys.executable, __file__, "--alone", "--datasets", name, "--precisions", precision]
-    command += ["--data-root", str(root)] if root else []
+    command = [sys.executable, __file__, "--alone", "--datasets", case.dataset, "--precisions", case.precision]
+    command += ["--methods", case.method, "--epochs", str(case.epochs)]
+    command += ["--data-root", str(case.root)] if case.root else []
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(command, env=alone, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this file
@@ -51,23 +62,31 @@ def main() -> None:
     parser.add_argument("--datasets", default="fmnist")
     parser.add_argument("--cores", default=f"1,{os.cpu_count()}")
     parser.add_argument("--precisions", default="float32,bf16")
+    parser.add_argument("--methods", default="fedavg")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--engines-only", action="store_true", help="without the runs that share nothing")
     parser.add_argument("--alone", action="store_true", help="one run with one thread, its speed alone printed")
     options = parser.parse_args()
+    kinds = (getattr(options, name).split(",") for name in ("datasets", "methods", "precisions"))
+    cases = [
+        Case(name, options.data_root, method, options.epochs, precision) for name, method, precision in product(*kinds)
+    ]
     if options.alone:
-        print(engine(options.datasets, options.data_root, options.precisions, 1, "threaded"))
+        print(engine(cases[0], 1, "threaded"))
         return
     results: list[dict[str, Any]] = []
-    for name in options.datasets.split(","):
-        for precision in options.precisions.split(","):
-            for cores in map(int, options.cores.split(",")):
-                of = name, options.data_root, precision, cores
-                found = {kind: engine(*of, kind) for kind in ("threaded", "processes")}
-                found |= {} if options.engines_only else {"apart": apart(*of)}
-                results.append({"dataset": name, "precision": precision, "cores": cores} | found)
-                told = ", ".join(f"{what} {value:9,.0f}" for what, value in found.items())
-                print(f"{name} {precision:8s} {cores:3d} cores, samples/s: {told}", flush=True)
-                save(f"threads-{os.cpu_count()}-cores", results, options.out)
+    for case, cores in product(cases, map(int, options.cores.split(","))):
+        found = {kind: engine(case, cores, kind) for kind in ("threaded", "processes")}
+        found |= {} if options.engines_only else {"apart": apart(case, cores)}
+        what = case._asdict()
+        del what["root"]
+        results.append(what | {"cores": cores} | found)
+        told = ", ".join(f"{what} {value:9,.0f}" for what, value in found.items())
+        print(
+            f"{case.dataset} {case.method:8s} E {case.epochs} {case.precision:8s} {cores:3d} cores, samples/s: {told}",
+            flush=True,
+        )
+        save(f"threads-{os.cpu_count()}-cores", results, options.out)
 
 
 if __name__ == "__main__":

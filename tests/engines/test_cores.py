@@ -26,6 +26,7 @@ from fedrane.engines.processes import impossible
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
+from fedrane.task import Model
 from problems import federation, quick, table
 
 
@@ -104,15 +105,14 @@ def test_full_steps_are_recorded_once_a_thread() -> None:
 
 
 @pytest.fixture
-def desks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of one thread, where each client began to train."""
-    found = []
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """Those who trained, on one core."""
+    found: list[Worker] = []
 
     class Seen(Worker):
         def begin(self, ctx: Any) -> Any:
-            work = super().begin(ctx)
-            found.append(self.desk)
-            return work
+            found.append(self)
+            return super().begin(ctx)
 
     torch.set_num_threads(1)
     monkeypatch.setattr(threaded, "Worker", Seen)
@@ -120,23 +120,20 @@ def desks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_can_be_recorded(name: str, desks: list[Any]) -> None:
+def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
     conformance.trained(entry.kind(**entry.preset), engine="threaded", dropout=0.2, momentum=0.5)
-    assert all(desk.recording.calls for desk in desks)
+    assert all(worker.records and worker.desk and worker.desk.recording.calls for worker in workers)
 
 
-def test_what_cannot_be_recorded_is_tried_with_one_client(desks: list[Any]) -> None:
-    class Asks(fedrane.Algorithm):
+def test_what_cannot_be_recorded_is_tried_once(workers: list[Worker]) -> None:
+    class Asks(CountsItsSteps):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             loss, outcome = super().objective(task, ctx, model, batch)
             return loss * (1 + float(batch.y.sum())), outcome
 
     conformance.trained(Asks(), engine="threaded", lr=1e-3)
-    first, *rest = desks
-    assert first.recording.given_up
-    assert rest
-    assert not any(rest)
+    assert not any(worker.records for worker in workers)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -152,6 +149,23 @@ def test_recorded_steps_give_the_same_bits(
     anew = fedrane.run(chosen, dataset=pictures(1, 16))
     for a, b in zip(tree.leaves(conformance.states(kept)), tree.leaves(conformance.states(anew)), strict=True):
         assert torch.equal(a, b)
+
+
+class HandsOn(fedrane.Algorithm):
+    """What began is what is sent, whatever was learnt; each client begins elsewhere."""
+
+    def begin(self, task: Any, ctx: Any) -> Any:
+        began = {name: value + ctx.client.index for name, value in ctx.down.model.params.items()}
+        return super().begin(task, ctx)._replace(extra={"began": began})
+
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=done.up._replace(model=Model(work.extra["began"], done.up.model.stats)))
+
+
+def test_what_a_shorter_batch_hands_on_is_the_client_s_own() -> None:
+    one, many = (conformance.trained(HandsOn(), engine=each) for each in ("sequential", "threaded"))
+    close(conformance.states(one), conformance.states(many), 1e-12)
 
 
 class ThroughSteps(fedrane.Algorithm):

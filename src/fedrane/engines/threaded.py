@@ -64,34 +64,36 @@ class Worker(Sequential):
 
     def begin(self, ctx: Context) -> Work:
         work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))
-        if self.desk and self.desk.recording.given_up:
-            self.records = False
-        self.desk = self._desk_for(ctx, work)
-        return self.desk.lay(ctx, work) if self.desk else work
-
-    def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
-        if not (self.records and _Desk.possible(ctx, work)):
-            return None
-        if self.desk and self.desk.kind == _kind((ctx, work)):
-            return self.desk
-        return _Desk(self, ctx, work)
+        return work
 
     def step(self, ctx: Context, work: Work, rows: Tensor, key: Tensor) -> Work:
-        desk = self.desk
+        desk = self._desk_for(ctx, work) if len(rows) == self.federation.batch else None
         if desk is None:
-            return super().step(ctx, work, rows, key)
-        if len(rows) == self.federation.batch and desk.step(rows, key):
-            return work
-        after = super().step(ctx, work, rows, key)
-        if desk.keep(after):
-            return work
-        self.desk, self.records = None, False
-        return after
+            return super().step(ctx, self._taken_up(work), rows, key)
+        done = desk.step(rows, key)
+        self.records = done and not desk.recording.given_up
+        return desk.work if done else super().step(ctx, self._taken_up(work), rows, key)
 
     def finish(self, ctx: Context, work: Work) -> Done:
-        if self.desk:  # where the next client will lie
+        return super().finish(ctx, self._taken_up(work))
+
+    def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
+        """With this client laid on it; none if steps cannot be recorded."""
+        if self.desk and work is self.desk.work and self.records:
+            return self.desk
+        if not (self.records and _Desk.possible(ctx, work)):
+            return None
+        if self.desk is None or self.desk.kind != _kind((ctx, work)):
+            self.desk = _Desk(self, ctx, work)
+        self.desk.lay(ctx, work)
+        return self.desk
+
+    def _taken_up(self, work: Work) -> Work:
+        """What lies on the desk as tensors of its own, since others will lie there."""
+        if self.desk and work is self.desk.work:
             work = pytree.tree_map_only(Tensor, torch.clone, work)
-        return super().finish(ctx, work)
+            self.desk = self.desk if self.records else None
+        return work
 
     def batch(self, rows: Tensor, key: Tensor) -> Batch:
         batch = super().batch(rows, key)
@@ -102,7 +104,7 @@ class _Desk:
     """Where one client after another lies while it trains, so that a step on a full batch is recorded once."""
 
     def __init__(self, worker: Worker, ctx: Context, work: Work) -> None:
-        self.kind, self.work_kind = _kind((ctx, work)), _kind(work)
+        self.kind, work_kind = _kind((ctx, work)), _kind(work)
         self.ctx: Context
         self.work: Work
         self.ctx, self.work = pytree.tree_map_only(Tensor, torch.empty_like, (ctx, work))
@@ -110,7 +112,10 @@ class _Desk:
         self.key = torch.zeros((), dtype=torch.int64)
 
         def step() -> None:
-            self.kept = self.keep(Sequential.step(worker, self.ctx, self.work, self.rows, self.key))
+            after = Sequential.step(worker, self.ctx, self.work, self.rows, self.key)
+            self.alike = _kind(after) == work_kind
+            if self.alike:
+                overwrite(tensors(self.work), tensors(after))
 
         self.recording = Recording(step, tensors(self.work))
 
@@ -121,23 +126,15 @@ class _Desk:
         plain = all(isinstance(leaf, Tensor | int | float | str) for leaf in leaves)
         return plain and not any(n.requires_grad for n in numbers) and sum(n.nbytes for n in numbers) <= recording.MOST
 
-    def lay(self, ctx: Context, work: Work) -> Work:
+    def lay(self, ctx: Context, work: Work) -> None:
         torch._foreach_copy_(tensors((self.ctx, self.work)), tensors((ctx, work)))
-        return self.work
 
     def step(self, rows: Tensor, key: Tensor) -> bool:
-        """Whether it could be done here."""
+        """Done, if what comes out is of a kind with what was there."""
         self.rows.copy_(rows)
         self.key.copy_(key)
         self.recording.replay()
-        return self.kept
-
-    def keep(self, work: Work) -> bool:
-        """Whether that, which a step has made, is of a kind with what was before it."""
-        alike = _kind(work) == self.work_kind
-        if alike:
-            overwrite(tensors(self.work), tensors(work))
-        return alike
+        return self.alike
 
 
 def _kind(tree: Any) -> list[Any]:
