@@ -10,6 +10,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +164,17 @@ class HandsOn(fedrane.Algorithm):
         return done._replace(up=done.up._replace(model=Model(work.extra["began"], done.up.model.stats)))
 
 
-def test_what_a_shorter_batch_hands_on_is_the_client_s_own() -> None:
-    one, many = (conformance.trained(HandsOn(), engine=each) for each in ("sequential", "threaded"))
-    close(conformance.states(one), conformance.states(many), 1e-12)
+@pytest.mark.parametrize("sizes", [(16, 32, 16), (24, 40, 20)], ids=["on a full batch", "on a shorter one"])
+def test_what_a_client_ends_with_is_its_own(sizes: tuple[int, ...]) -> None:
+    """On one core each client lies where the one before it lay."""
+    torch.set_num_threads(1)
+    ends = np.cumsum((0, *sizes))
+    fed = federation(table(200), [list(range(*pair)) for pair in pairwise(ends)], batch=16)
+    method = HandsOn()
+    server = method.init(fed.task, fed.roster)
+    one, many = (kind(method, fed).train(server, {}, [0, 1, 2], 1, 0.1, 2) for kind in (Sequential, Threaded))
+    close(one.ups, many.ups, 1e-12)
+    close(one.owns, many.owns, 1e-12)
 
 
 class ThroughSteps(fedrane.Algorithm):
