@@ -10,6 +10,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ def test_what_cannot_be_recorded_is_tried_once(workers: list[Worker]) -> None:
 
     conformance.trained(Asks(), engine="threaded", lr=1e-3)
     assert not any(worker.records for worker in workers)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_steps_are_recorded_on_a_cpu_alone(device: str) -> None:
+    fed = federation(table(), [[0, 1], [2, 3]])
+    elsewhere = replace(fed, task=replace(fed.task, device=torch.device(device)))
+    assert Worker(fedrane.Algorithm(), elsewhere).records == (device == "cpu")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

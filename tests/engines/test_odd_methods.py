@@ -17,7 +17,7 @@ from asserts import close, untimed
 from fedrane import Algorithm, Experiment, conformance, tree
 from fedrane.algorithm import Outcome
 from fedrane.data.partition import Partition, Partitioning, save
-from fedrane.errors import ConfigError
+from fedrane.errors import ConfigError, FedraneError
 from fedrane.task import Model, State
 
 ENGINES = ("stacked", "threaded", "processes")
@@ -235,6 +235,19 @@ class TellsMuch(Algorithm):
     def aggregate(self, task: Any, server: Any, ups: Any, cohort: Any) -> Any:
         merged, record = super().aggregate(task, server, ups, cohort)
         return merged, {**record, "np": np.float32(1.5), "pair": (1, torch.tensor(2.0)), "named": {"a": torch.ones(2)}}
+
+
+class TellsOfSome(Algorithm):
+    def finish(self, task: Any, ctx: Any, work: Any) -> Any:
+        done = super().finish(task, ctx, work)
+        return done._replace(metrics={**done.metrics, "odd": done.metrics["loss"]}) if ctx.client.index % 2 else done
+
+
+@pytest.mark.filterwarnings("ignore:.*one client at a time")
+@pytest.mark.parametrize("engine", ["sequential", *ENGINES])
+def test_a_metric_is_told_by_all_clients_or_by_none(engine: str) -> None:
+    with pytest.raises(FedraneError, match=r"client 1 tells of \['loss', 'odd'\], client 0 of \['loss'\].* same names"):
+        conformance.trained(TellsOfSome(), engine=engine)
 
 
 class KeepsAView(Algorithm):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines import Predicted, Trained
+from fedrane.errors import FedraneError
 from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
 
@@ -47,7 +48,7 @@ class Sequential:
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(cohort),
             owns={k: d.own for k, d in zip(clients, done, strict=True)},
-            metrics={name: [float(d.metrics[name]) for d in done] for name in done[0].metrics},
+            metrics=told_by_all(clients, [d.metrics for d in done]),
             rows=epochs * sum(sizes),
             bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
@@ -123,6 +124,17 @@ class Sequential:
             return down
         changed = tree.pick(down.model.params, self.algorithm.changes)
         return State(Model(changed, down.model.stats), down.extra)
+
+
+def told_by_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
+    for k, told in zip(clients, metrics, strict=True):
+        if told.keys() != metrics[0].keys():
+            raise FedraneError(
+                f"client {k} tells of {sorted(told)}, client {clients[0]} of {sorted(metrics[0])}",
+                "a metric is written down for all clients of a round",
+                "Have the hook finish give every client the same names",
+            )
+    return {name: [float(told[name]) for told in metrics] for name in metrics[0]}
 
 
 def stack_clients(clients: Sequence[Client]) -> Client:

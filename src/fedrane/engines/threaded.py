@@ -60,7 +60,7 @@ class Worker(Sequential):
         parts = {name: copy.deepcopy(part) for name, part in federation.task.parts.items()}
         super().__init__(algorithm, replace(federation, task=replace(federation.task, parts=parts)))
         self.desk: _Desk | None = None
-        self.records = True
+        self.records = federation.task.device.type == "cpu"  # what recordings know
 
     def begin(self, ctx: Context) -> Work:
         work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))
