@@ -128,14 +128,16 @@ def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     assert all(worker.records and worker.desk and worker.desk.recording.calls for worker in workers)
 
 
-def test_what_cannot_be_recorded_is_tried_once(workers: list[Worker]) -> None:
-    class Asks(CountsItsSteps):
+def test_what_cannot_be_recorded_is_done_anew(workers: list[Worker]) -> None:
+    class Asks(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             loss, outcome = super().objective(task, ctx, model, batch)
             return loss * (1 + float(batch.y.sum())), outcome
 
-    conformance.trained(Asks(), engine="threaded", lr=1e-3)
-    assert not any(worker.records for worker in workers)
+    one, many = (conformance.trained(Asks(), engine=engine, lr=1e-3) for engine in ("sequential", "threaded"))
+    close(conformance.states(one), conformance.states(many), 1e-12)
+    assert workers
+    assert not any(worker.records or worker.desk for worker in workers)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -64,6 +64,30 @@ class Penalty(Algorithm):
         return loss + 0.1 * tree.dot(slopes, slopes), Outcome(stats, {"loss": loss})
 
 
+class OwnGradient(Algorithm):
+    """A step as it is usually written, by autograd, shortened where the slopes' lengths, in a list, are large."""
+
+    def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
+        params = {name: value.detach().requires_grad_() for name, value in work.model.params.items()}
+        loss, outcome = self.objective(task, ctx, Model(params, work.model.stats), batch)
+        slopes = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        rate = ctx.client.rate / (1 + self.lengths(slopes).max())
+        new = {
+            name: (value - rate * slope).detach() for (name, value), slope in zip(params.items(), slopes, strict=True)
+        }
+        stats = {name: value.detach() for name, value in outcome.stats.items()}
+        sums = {name: work.sums[name] + len(batch.y) * outcome.metrics[name].detach() for name in self.records}
+        return work._replace(model=Model(new, stats), sums=sums)
+
+    def lengths(self, slopes: Any) -> Tensor:
+        return torch.stack([slope.norm() for slope in slopes])
+
+
+class ListsNumbers(OwnGradient):
+    def lengths(self, slopes: Any) -> Tensor:
+        return torch.tensor([slope.norm() for slope in slopes])
+
+
 class Counts(Algorithm):
     """Of each client, what its steps count, told as a metric."""
 
@@ -124,13 +148,31 @@ class NoSteps(Algorithm):
         return 0
 
 
-FALLS_BACK = {OtherKind: "where begin gave", CountsInPython: "hook begin", Grows: "different shapes"}
+FALLS_BACK = {
+    OwnGradient: "hook step",
+    ListsNumbers: "hook step",
+    OtherKind: "where begin gave",
+    CountsInPython: "hook begin",
+    Grows: "different shapes",
+}
 """Those that cannot be stacked, and what is said of them."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "kind", [Twice, WritesToConstants, Penalty, OtherOrder, OtherKind, CountsInPython, Grows, NoSteps]
+    "kind",
+    [
+        Twice,
+        WritesToConstants,
+        Penalty,
+        OwnGradient,
+        ListsNumbers,
+        OtherOrder,
+        OtherKind,
+        CountsInPython,
+        Grows,
+        NoSteps,
+    ],
 )
 def test_an_odd_method_ends_alike(kind: type[Algorithm], engine: str) -> None:
     settings: dict[str, Any] = {"rounds": 3, "participation": 0.6}

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedrane
@@ -19,7 +20,7 @@ from fedrane.engines.recording import Recording
 from fedrane.methods import METHODS
 from fedrane.task import State
 
-VALUES = {
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.T.reshape(-1)[1:].view(-1, 1).sum(0).expand(4, 4),
     "in place": lambda x: torch.zeros_like(x).add_(x).mul_(2),
     "in place through a view": lambda x: (lambda whole: (whole[1:].add_(x[1:]), whole)[1])(torch.ones(4, 4)),
@@ -30,14 +31,47 @@ VALUES = {
     "a norm of what has gaps": lambda x: F.batch_norm(x.repeat(2, 2)[:, ::2], None, None, training=True)[:4],
     "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
 }
-ASKED = {
+VALUES |= {
+    "turned in place": lambda x: (x + 1).t_() * torch.arange(4.0),
+    "longer in place": lambda x: (x @ x).unsqueeze_(0).sum(1).expand(4, 4),
+    "turned by the library": lambda x: RECURRENT(x.detach()[:, :, None].expand(4, 4, 4))[0].detach()[:, :, 0],
+    "a spectrum": lambda x: (
+        torch.stft(x.reshape(1, 16), 4, 2, window=torch.ones(4), return_complex=True).abs()[0, :1, :4].expand(4, 4)
+    ),
+    "a quantile": lambda x: x * torch.quantile(x, 0.5),
+    "gradients of its own": lambda x: own_gradient(x),
+    "running statistics of a constant": lambda x: running_mean(x),
+    "a list of one": lambda x: torch._foreach_mul([x], 2.0)[0],
+}
+ASKED: dict[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda x: x * float(x.sum()),
     "a branch": lambda x: x if x.sum() > 0 else -x,
     "a list": lambda x: x * x.flatten().tolist()[0],
     "an array": lambda x: x * float(x.numpy()[0, 0]),
     "where": lambda x: x + torch.nonzero(x > 0).sum(),
     "a mask": lambda x: x + x[x > 0].sum(),
+    "a list of numbers": lambda x: x * torch.tensor([x.sum(), x.max()]).sum(),
+    "a list of numbers, otherwise": lambda x: x * x.new_tensor([x.sum()]) * torch.as_tensor([x.max()]),
+    "a list of numbers, as it once was": lambda x: x * torch.FloatTensor([x.sum()]),
+    "another library's array": lambda x: x * float(np.from_dlpack(x)[0, 0]),
+    "chance from a seed": lambda x: x * torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).mul_(0.1),
+    "a draw from a seed": lambda x: torch.bernoulli(x.sigmoid(), generator=torch.Generator().manual_seed(0)),
+    "conjugates": lambda x: (torch.complex(x + 1, x).mH @ torch.complex(x, x - 1)).imag,
+    "zeros left out": lambda x: torch.sparse.mm(torch.eye(4).to_sparse(), x),
+    "memory that changes hands": lambda x: torch.zeros(4, 4).set_(x * 2) + 0,
 }
+RECURRENT = nn.GRU(4, 4, batch_first=True)
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    point = (x + 1).detach().requires_grad_()
+    return torch.autograd.grad((point @ point).tanh().sum(), point)[0]
+
+
+def running_mean(x: Tensor) -> Tensor:
+    mean, var = torch.zeros(4), torch.ones(4)
+    F.batch_norm(x, mean, var, training=True)
+    return x * 0 + mean
 
 
 @pytest.mark.parametrize("name", VALUES | ASKED)

@@ -18,8 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 1 << 28
 """Bytes that a recording may keep: where a step needs more, Python is little of it."""
-ASKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+ASKS = {
+    *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+    *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__, Tensor.__index__),
+}
+LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+"""They read the numbers of what is in a list."""
+NEVER = {
+    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape),  # Python may see them
+    torch.Tag.nondeterministic_seeded,  # a generator goes on from replay to replay
+}
 ATEN = torch.ops.aten
+TURNS = {
+    *(ATEN.t_, ATEN.transpose_, ATEN.swapaxes_, ATEN.swapdims_, ATEN.squeeze_, ATEN.unsqueeze_),
+    *(ATEN.as_strided_, ATEN.detach_),
+}
+"""Operations that change how a tensor looks at its memory, and nothing else."""
 FILLS = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full}
 """Operations that take no more than the shape of what they are given."""
 NOT_INTO = {ATEN.native_batch_norm.out}
@@ -99,17 +113,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # As they are now, since they may be turned in place later, and without the gradients a hook asks for.
+        now_args, now_kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         found = func(*args, **kwargs)
-        given = [] if func.overloadpacket in FILLS else tensors((args, kwargs))
-        results = tensors(found)
+        if not all(map(_plain, tensors((args, kwargs, found)))):
+            self.give_up()
+        if self.given_up or func.overloadpacket in TURNS:
+            return found
+        given = [] if func.overloadpacket in FILLS else tensors((now_args, now_kwargs))
+        results = [value.detach() for value in tensors(found)]
         old = {memory(value) for value in given}
         fresh = sum(value.nbytes for value in results if memory(value) not in old)
         self.kept += fresh
         foreign = any(memory(value) not in self.ours for value in _written(func, args, kwargs) if value.numel())
-        if _depends_on_data(func, args) or self.kept > MOST or foreign:
+        if _is_another_each_time(func, args) or self.kept > MOST or foreign:
             self.give_up()
-        elif not self.given_up and (fresh or func._schema.is_mutable):
-            self.calls.append(_Call(func, args, kwargs, given, results if fresh else []))
+        elif fresh or func._schema.is_mutable:
+            self.calls.append(_Call(func, now_args, now_kwargs, given, results if fresh else []))
             self.ours |= {memory(value) for value in results if fresh}
         return found
 
@@ -124,19 +144,27 @@ class _NumbersAsked(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in ASKS:
+        listed = [value for value in (*args, *(kwargs or {}).values()) if not isinstance(value, Tensor)]
+        if func in ASKS or (func in LISTS and tensors(listed)):
             self.recorder.give_up()
         return func(*args, **(kwargs or {}))
 
 
-def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """What comes out, or its shape, is Python's to see, which is not asked when the operation is repeated."""
+def _is_another_each_time(func: Any, args: tuple[Any, ...]) -> bool:
+    """What comes out, or its shape, is Python's to see, which is not asked when it is repeated; or it is chance."""
     if func is ATEN.index.Tensor:
         return any(index.dtype in (torch.bool, torch.uint8) for index in tensors(args[1]))
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    return torch.Tag.inplace_view in func.tags or not NEVER.isdisjoint(func.tags)
+
+
+def _plain(value: Tensor) -> bool:
+    """Whether its memory holds its numbers, all of them and as they are."""
+    return value.layout == torch.strided and not (value.is_conj() or value.is_neg())
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    if func is ATEN.native_batch_norm.default:  # which does not say so: in training, its running statistics
+        return tensors(args[3:5]) if args[5] else []
     if not func._schema.is_mutable:
         return []
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
@@ -145,7 +173,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 def _shortened(calls: list[_Call]) -> list[_Call]:
     """Without constants, and with results put at once where they would be copied to."""
-    written = {memory(value) for call in calls if not call.made for value in call.given}
+    written = {memory(value) for call in calls for value in _written(call.func, call.args, call.kwargs)}
     calls = [call for call in calls if call.given or any(memory(value) in written for value in call.made)]
     for at, call in enumerate(calls):
         if call.func is ATEN._foreach_copy_.default:
@@ -261,7 +289,7 @@ def _with_out(func: Any) -> tuple[Any, list[str]]:
     same = [(a.name, str(a.type)) for a in func._schema.arguments]
     for overload in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, overload)
-        outs = [a.name for a in other._schema.arguments if a.is_out]
+        outs = [a.name for a in other._schema.arguments if a.is_out and str(a.type) == "Tensor"]
         others = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
         if len(outs) == len(func._schema.returns) and others == same and other not in NOT_INTO:
             return other, outs

@@ -72,7 +72,10 @@ class Worker(Sequential):
             return super().step(ctx, self._taken_up(work), rows, key)
         done = desk.step(rows, key)
         self.records = done and not desk.recording.given_up
-        return desk.work if done else super().step(ctx, self._taken_up(work), rows, key)
+        if done:
+            return desk.work
+        work, self.desk = self._taken_up(work), None
+        return super().step(ctx, work, rows, key)
 
     def finish(self, ctx: Context, work: Work) -> Done:
         return super().finish(ctx, self._taken_up(work))

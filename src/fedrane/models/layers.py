@@ -51,7 +51,8 @@ class WholeSlopes(TorchFunctionMode):
     """Convolutions of short numbers on a CPU, with every slope written.
 
     Where a window has one place along a side that is shorter than the stride, oneDNN (3.12, bf16) leaves slopes by the
-    weight as the memory was. With one place the stride says nothing, so there it is 1.
+    weight as the memory was. With one place the stride says nothing, so there it is 1. Transposed convolutions, which
+    have the same fault where their output is shorter than the stride, are left as they are.
     """
 
     def __torch_function__(
