@@ -125,6 +125,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
     conformance.trained(entry.kind(**entry.preset), engine="threaded", dropout=0.2, momentum=0.5)
+    assert workers
     assert all(worker.records and worker.desk and worker.desk.recording.calls for worker in workers)
 
 

@@ -65,7 +65,7 @@ class Penalty(Algorithm):
 
 
 class OwnGradient(Algorithm):
-    """A step as it is usually written, by autograd, shortened where the slopes' lengths, in a list, are large."""
+    """A step as it is usually written, by autograd, shorter where a slope is long."""
 
     def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
         params = {name: value.detach().requires_grad_() for name, value in work.model.params.items()}
@@ -84,6 +84,8 @@ class OwnGradient(Algorithm):
 
 
 class ListsNumbers(OwnGradient):
+    """The lengths are put into a list, from which Python reads them."""
+
     def lengths(self, slopes: Any) -> Tensor:
         return torch.tensor([slope.norm() for slope in slopes])
 

@@ -20,6 +20,20 @@ from fedrane.engines.recording import Recording
 from fedrane.methods import METHODS
 from fedrane.task import State
 
+RECURRENT = nn.GRU(4, 4, batch_first=True)
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    point = (x + 1).detach().requires_grad_()
+    return torch.autograd.grad((point @ point).tanh().sum(), point)[0]
+
+
+def running_mean(x: Tensor) -> Tensor:
+    mean, var = torch.zeros(4), torch.ones(4)
+    F.batch_norm(x, mean, var, training=True)
+    return x * 0 + mean
+
+
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.T.reshape(-1)[1:].view(-1, 1).sum(0).expand(4, 4),
     "in place": lambda x: torch.zeros_like(x).add_(x).mul_(2),
@@ -30,8 +44,6 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "a choice by element": lambda x: torch.where(x > 0, x, -x),
     "a norm of what has gaps": lambda x: F.batch_norm(x.repeat(2, 2)[:, ::2], None, None, training=True)[:4],
     "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
-}
-VALUES |= {
     "turned in place": lambda x: (x + 1).t_() * torch.arange(4.0),
     "longer in place": lambda x: (x @ x).unsqueeze_(0).sum(1).expand(4, 4),
     "turned by the library": lambda x: RECURRENT(x.detach()[:, :, None].expand(4, 4, 4))[0].detach()[:, :, 0],
@@ -39,8 +51,8 @@ VALUES |= {
         torch.stft(x.reshape(1, 16), 4, 2, window=torch.ones(4), return_complex=True).abs()[0, :1, :4].expand(4, 4)
     ),
     "a quantile": lambda x: x * torch.quantile(x, 0.5),
-    "gradients of its own": lambda x: own_gradient(x),
-    "running statistics of a constant": lambda x: running_mean(x),
+    "gradients of its own": own_gradient,
+    "running statistics of a constant": running_mean,
     "a list of one": lambda x: torch._foreach_mul([x], 2.0)[0],
 }
 ASKED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,18 +72,6 @@ ASKED: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros left out": lambda x: torch.sparse.mm(torch.eye(4).to_sparse(), x),
     "memory that changes hands": lambda x: torch.zeros(4, 4).set_(x * 2) + 0,
 }
-RECURRENT = nn.GRU(4, 4, batch_first=True)
-
-
-def own_gradient(x: Tensor) -> Tensor:
-    point = (x + 1).detach().requires_grad_()
-    return torch.autograd.grad((point @ point).tanh().sum(), point)[0]
-
-
-def running_mean(x: Tensor) -> Tensor:
-    mean, var = torch.zeros(4), torch.ones(4)
-    F.batch_norm(x, mean, var, training=True)
-    return x * 0 + mean
 
 
 @pytest.mark.parametrize("name", VALUES | ASKED)
