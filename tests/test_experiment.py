@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrane import Algorithm, Experiment, Partitioning, Schedule
+from fedrane import Algorithm, Augmentation, Experiment, Partitioning, Schedule
 from fedrane.errors import ConfigError
 from fedrane.methods import METHODS, Method, known, name_of
 
@@ -128,12 +128,13 @@ def test_every_field_can_be_typed() -> None:
             f"{prefix}{f.name}={getattr(value, f.name)}" for f in fields(value) if not _nested(getattr(value, f.name))
         ]
 
-    typed = words("", made) + words("partition.", made.partition) + words("schedule.", made.schedule)
+    groups = ("partition", "schedule", "augment")
+    typed = words("", made) + [w for group in groups for w in words(f"{group}.", getattr(made, group))]
     assert Experiment.from_words(typed) == made
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, Algorithm | Partitioning | Schedule)
+    return isinstance(value, Algorithm | Augmentation | Partitioning | Schedule)
 
 
 def test_methods_from_a_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from fedrane._version import __version__
 from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.data.augment import Augmentation
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Partitioning
 from fedrane.errors import FedraneError
@@ -13,6 +14,7 @@ from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
 __all__ = [
     "Algorithm",
+    "Augmentation",
     "Batch",
     "Callback",
     "Client",

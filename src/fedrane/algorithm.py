@@ -62,6 +62,8 @@ class Algorithm:
     """Which models the method gives: a global one, personal ones, or both."""
     grid: ClassVar[Grid] = {}
     """The values of its fields among which ``fedrane tune`` looks for the best."""
+    trains_model: ClassVar[bool] = True
+    """Whether its steps train, and so see augmented inputs; a stage that only measures has it false."""
 
     @property
     def records(self) -> tuple[str, ...]:

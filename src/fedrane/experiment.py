@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from fedrane import methods
 from fedrane.algorithm import Algorithm
+from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.norms import check_policy
@@ -72,6 +73,7 @@ class Experiment:
     checkpoint_every: int = 1
     partition: Partitioning = field(default_factory=Partitioning)
     schedule: Schedule = field(default_factory=Schedule)
+    augment: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
@@ -99,7 +101,7 @@ class Experiment:
         """Plain values, nested as in the TOML file."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.algorithm)}
-        for name in ("partition", "schedule"):
+        for name in ("partition", "schedule", "augment"):
             plain[name] = dataclasses.asdict(plain[name])
         return plain
 

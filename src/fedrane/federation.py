@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedrane.data import plan
+from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
-from fedrane.task import Client, Roster, Task
+from fedrane.task import Batch, Client, Roster, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +77,29 @@ class Federation:
     split: Split
     batch: int
     seed: int
+    augment: Augmentation = Augmentation()  # noqa: RUF009 - it is frozen
+    augmenter: Augmenter = field(init=False)
+    """Made here and not at its first use, which is inside of what engines record."""
+
+    def __post_init__(self) -> None:
+        self.augment.check(tuple(self.train.x.shape[1:]))
+        object.__setattr__(self, "augmenter", Augmenter.of(self.augment, self.task.device, self.task.dtype))
 
     @classmethod
-    def of(cls, task: Task, dataset: Dataset, split: Split, batch: int, seed: int) -> Federation:
+    def of(
+        cls,
+        task: Task,
+        dataset: Dataset,
+        split: Split,
+        batch: int,
+        seed: int,
+        augment: Augmentation = Augmentation(),  # noqa: B008 - it is frozen
+    ) -> Federation:
         normalise = Normaliser.of(dataset, task.dtype, task.device)
         train, test = (Pool.of(x, y, normalise) for x, y in ((dataset.x, dataset.y), (dataset.x_test, dataset.y_test)))
         # No batch is longer than the longest client: a batch of 10,000 then means "all rows", not 9,000 dead ones.
         longest = max(len(rows) for rows in split.train)
-        return cls(task, train, test, split, min(batch, longest), seed)
+        return cls(task, train, test, split, min(batch, longest), seed, augment)
 
     @property
     def population(self) -> int:
@@ -99,6 +115,18 @@ class Federation:
     def roster(self) -> Roster:
         sizes = [len(rows) for rows in self.split.train]
         return Roster(torch.tensor(sizes, dtype=torch.int64, device=self.task.device))
+
+    def training_batch(self, rows: Tensor, live: Tensor, key: Tensor, augmented: bool, full: bool = False) -> Batch:
+        """The examples of a step, or of the steps of several clients side by side; augmented if the experiment says so
+        and the step trains."""
+        pool, mixed = self.train, None
+        if augmented and self.augmenter.moves:
+            x, y = pool.normalise(self.augmenter.move(pool.x, rows, key)), pool.y[rows]
+        else:
+            x, y = pool.take(rows)
+        if augmented and self.augmenter.mixes:
+            x, mixed = self.augmenter.mix(x, y, live, key)
+        return Batch(x, y, live, key, full, mixed)
 
     def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, plan.Batches]:
         sizes = {client: len(self.split.train[client]) for client in clients}

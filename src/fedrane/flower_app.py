@@ -158,7 +158,8 @@ class AppHome:
         parts = self._split(number, len(y))
         none = np.zeros(0, np.int64)
         split = Split(*(tuple(part if k == number else none for k in range(others)) for part in parts))
-        federation = Federation(task, app.pool(x, y, task), app.nothing(task), split, order.batch, app.experiment.seed)
+        pools, e = (app.pool(x, y, task), app.nothing(task)), app.experiment
+        federation = Federation(task, *pools, split, order.batch, e.seed, e.augment)
         store = Store(own_folder(context), context.state, order.key)
         counts = bool(context.node_config.get("class-counts", False))
         return Site(number, len(parts[0]), algorithm_at(app.experiment, order.round), federation, store, counts)

@@ -297,7 +297,7 @@ class _Loop:
         self.inputs = Inputs.of(rows)
         self.task = make_task(experiment, rows.shape, len(rows.classes), network)
         split = partitions.split(partition, experiment.seed, experiment.partition.test, experiment.validation)
-        self.federation = Federation.of(self.task, rows, split, experiment.batch, experiment.seed)
+        self.federation = Federation.of(self.task, rows, split, experiment.batch, experiment.seed, experiment.augment)
         self.history: list[Metrics] = []
         self.owns: dict[int, State] = {}
 

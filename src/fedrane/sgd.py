@@ -46,6 +46,8 @@ class Schedule:
     kind: str = "constant"
     factor: float = 0.99
     every: int = 1
+    floor: float = 0.0
+    """Where a cosine ends, as a part of where it began."""
 
     def __post_init__(self) -> None:
         if self.kind not in SCHEDULES:
@@ -54,6 +56,8 @@ class Schedule:
             raise ConfigError(f"schedule.factor={self.factor}", "the rate is multiplied by it", "Use 0 < factor <= 1")
         if self.every < 1:
             raise ConfigError(f"schedule.every={self.every}", "it counts rounds", "Use 1 or more")
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"schedule.floor={self.floor}", "it is a part of the first rate", "Use 0 <= floor <= 1")
 
     def at(self, round: int, rounds: int) -> float:
         """For rounds 1, 2, …, of ``rounds`` in all; later ones (a finale) keep the last."""
@@ -63,5 +67,5 @@ class Schedule:
         if self.kind == "step":
             return float(self.factor ** (done // self.every))
         if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * done / rounds))
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done / rounds))
         return 1.0

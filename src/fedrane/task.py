@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedrane.data.augment import Mixed
 from fedrane.data.streams import key
 from fedrane.errors import ConfigError
 from fedrane.models.layers import Pass, WholeSlopes, within
@@ -48,6 +49,16 @@ class Batch(NamedTuple):
     """Where the step's noise comes from: a number made of (seed, round, client, step)."""
     full: bool = False
     """Known in advance that every row is live; faster paths may use it, results are the same."""
+    mixed: Mixed | None = None
+    """With mixup, the other example's label and its part in each; the losses below and ``targets`` respect it."""
+
+    def targets(self, classes: int) -> Tensor:
+        """What each row's class probabilities should be: the row e_y, or with mixup two of them mixed."""
+        target = one_hot(self.y, classes).to(self.x.dtype)
+        if self.mixed is None:
+            return target
+        other = one_hot(self.mixed.y, classes).to(self.x.dtype)
+        return target + self.mixed.weight.to(self.x.dtype)[:, None] * (other - target)
 
 
 class Client(NamedTuple):
@@ -243,5 +254,13 @@ def mean_over_live(values: Tensor, live: Tensor) -> Tensor:
     return torch.where(live, values, 0).sum() / live.sum().clamp(min=1)
 
 
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """The rows e_y; a comparison, because the library's ``one_hot`` looks at values."""
+    return y[:, None] == torch.arange(classes, device=y.device)
+
+
 def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
-    return mean_over_live(F.cross_entropy(scores, batch.y, reduction="none"), batch.live)
+    losses = F.cross_entropy(scores, batch.y, reduction="none")
+    if batch.mixed is not None:
+        losses = torch.lerp(losses, F.cross_entropy(scores, batch.mixed.y, reduction="none"), batch.mixed.weight)
+    return mean_over_live(losses, batch.live)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import fedrane
 from asserts import same_bytes
 from fedrane import conformance, tree
+from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.federation import Normaliser
 from fedrane.methods import METHODS
@@ -307,3 +308,24 @@ def test_the_slots_are_said() -> None:
 
 def test_the_kernels_are_in_use() -> None:
     assert kernels_available(), "this GPU's torch comes with Triton; without it convolutions are slow"
+
+
+def test_augmented_inputs_are_those_of_a_cpu() -> None:
+    how, rows = Augmentation(crop=4, flip=True, mixup=0.5), torch.arange(60).reshape(3, 20) % 7
+    live, keys = torch.arange(60).reshape(3, 20) % 20 < 13, torch.tensor([5, 6, 2**61])
+    x, found = torch.from_numpy(images(rows=7).x), []
+    for device in ("cpu", "cuda"):
+        augmenter = Augmenter.of(how, torch.device(device), torch.float32)
+        moved = augmenter.move(x.to(device), rows.to(device), keys.to(device))
+        mixed = augmenter.mix(moved.float(), rows.to(device), live.to(device), keys.to(device))
+        found.append([part.cpu() for part in (moved, mixed[0], *mixed[1])])
+    for host, gpu in zip(*found, strict=True):
+        torch.testing.assert_close(host, gpu, rtol=1e-6, atol=1e-6 * float(host.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "spherefed", "fedrane"])
+def test_augmentation_is_captured(name: str) -> None:
+    how = Augmentation(crop=4, flip=True, mixup=1.0)
+    one, many, again = (trained(name, engine, augment=how) for engine in ("sequential", "stacked", "stacked"))
+    assert gaps(one, many)[-1] < 2e-3
+    same_bytes(conformance.states(many), conformance.states(again))

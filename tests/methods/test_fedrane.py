@@ -74,12 +74,12 @@ def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -
     assert float(share) > 2 * 17 / 127
 
 
-@pytest.mark.parametrize("loss_on", ["both", "augmented"])
+@pytest.mark.parametrize("augmented", [0.5, 1.0])
 @pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
-def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], loss_on: str) -> None:
+def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], augmented: float) -> None:
     """Of the contrast, and of the prediction on z̃, each by itself."""
     for contrast in (0.0, 1e6):  # the prediction alone; then the contrast so strong that it drowns it
-        method = FedRANE(**settings, loss_on=loss_on, contrast=contrast)
+        method = FedRANE(**settings, augmented=augmented, contrast=contrast)
         task, ctx = prepared(method)
         model = method.start(task, ctx)
 
@@ -220,8 +220,9 @@ def test_the_loss_is_the_mean_of_both_predictions() -> None:
     losses = [0.5 * (rows @ model.params["head.weight"].T - target).square().sum(1).mean() for rows in (z, augmented)]
     assert float((losses[0] - losses[1]).abs()) > 1e-6
     torch.testing.assert_close(method.objective(task, ctx, model, batch)[0], (losses[0] + losses[1]) / 2)
-    alone = FedRANE(contrast=0.0, loss_on="augmented")
-    torch.testing.assert_close(alone.objective(task, ctx, model, batch)[0], losses[1])
+    for part in (0.0, 0.2, 1.0):
+        mixed = FedRANE(contrast=0.0, augmented=part).objective(task, ctx, model, batch)[0]
+        torch.testing.assert_close(mixed, part * losses[1] + (1 - part) * losses[0])
 
 
 @pytest.mark.parametrize(("loss", "scale"), [("mse", 1.0), ("ce", 16.0), ("ce", 3.0)])
@@ -239,7 +240,7 @@ def test_the_terms_of_the_bargain_are_those_set() -> None:
     plain = FedRANE(**PLAIN)
     task, server, ups, cohort = uploads(plain)
     usual, _ = plain.aggregate(task, server, ups, cohort)
-    for terms in ({"power": "samples"}, {"length": "ball"}, {"scope": "layer"}, {"blend": 0.3}):
+    for terms in ({"power": 1.0}, {"length": "ball"}, {"scope": "layer"}, {"blend": 0.3}):
         after, _ = FedRANE(**PLAIN, **terms).aggregate(task, server, ups, cohort)
         expected, _ = nash.negotiate(server.model, ups.model, cohort, nash.Terms(**terms))
         same_bytes(after.model, expected)
@@ -314,7 +315,8 @@ def test_a_frozen_head_goes_down_once() -> None:
         ({"closed_form": "exakt"}, "'exact'"),
         ({"length": "averages"}, "'average'"),
         ({"scope": "modle"}, "'model'"),
-        ({"power": "equel"}, "'equal'"),
+        ({"power": -1.0}, "between 0 and 2"),
+        ({"augmented": 1.1}, "between 0 and 1"),
         ({"solver": "newtonn"}, "'newton'"),
         ({"attention": "soft"}, "'softmax'"),
         ({"temperature": 0.0}, "temperature"),

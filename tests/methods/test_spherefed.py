@@ -22,8 +22,8 @@ from fedrane.errors import ConfigError
 from fedrane.federation import Federation
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.spherefed import Calibration, SphereFed
-from fedrane.ops.sphere import Moments, squared_error, targets, unit
-from fedrane.task import Batch, State
+from fedrane.ops.sphere import Moments, squared_error, unit
+from fedrane.task import Batch, State, one_hot
 from problems import DOUBLE, dense, federation, quick, table
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {"dense": (dense, "2"), "normalised": (network(), "head")}
@@ -109,7 +109,7 @@ def test_the_error_read_off_the_moments_is_the_squared_error() -> None:
     moments = Moments.of(z, batch, 4)
     for head in (torch.randn(4, 7, generator=draws, dtype=DOUBLE), moments.ridge_regression(0.1)):
         torch.testing.assert_close(moments.squared_error(head), squared_error(z @ head.T, batch))
-    assert torch.equal(targets(y, 4).long(), nn.functional.one_hot(y, 4))
+    assert torch.equal(one_hot(y, 4).long(), nn.functional.one_hot(y, 4))
 
 
 @pytest.mark.parametrize("seed", range(20))

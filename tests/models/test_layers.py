@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedrane.data.noise import uniform
 from fedrane.errors import ConfigError
-from fedrane.models.layers import KeyedDropout, MaskedBatchNorm, Pass, WholeSlopes, uniform, within
+from fedrane.models.layers import KeyedDropout, MaskedBatchNorm, Pass, WholeSlopes, within
 from fedrane.models.norms import POLICIES, convert, norm_names
 
 SHAPES = [(12, 5), (12, 5, 4, 3), (12, 5, 7)]

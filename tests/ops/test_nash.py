@@ -279,12 +279,14 @@ def test_scopes(scope: str, groups: list[list[str]]) -> None:
     assert record["gne/ridge"] == 0
 
 
-def test_power_by_samples() -> None:
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_power_by_samples(power: float) -> None:
     server, ups = models(4)
     sizes = [1, 2, 3, 10]
-    _, record = negotiate(server, ups, cohort(sizes), Terms(power="samples"))
+    _, record = negotiate(server, ups, cohort(sizes), Terms(power=power))
     flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in ups.params], 1)
-    w = 4 * torch.tensor(sizes, dtype=DOUBLE) / 16
+    w = torch.tensor(sizes, dtype=DOUBLE) ** power
+    w = 4 * w / w.sum()
     torch.testing.assert_close(torch.tensor(record["gne/p"], dtype=DOUBLE), bargain(flat @ flat.T, w).weights)
 
 

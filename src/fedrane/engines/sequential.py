@@ -88,8 +88,11 @@ class Sequential:
             yield torch.from_numpy(federation.split.train[k][rows[live]]), torch.tensor(key)
 
     def batch(self, rows: Tensor, key: Tensor) -> Batch:
-        x, y = self.federation.train.take(rows)
-        return Batch(x, y, torch.ones(len(y), dtype=torch.bool, device=y.device), key.to(y.device), full=True)
+        device = self.federation.task.device
+        live = torch.ones(len(rows), dtype=torch.bool, device=device)
+        return self.federation.training_batch(
+            rows.to(device), live, key.to(device), self.algorithm.trains_model, full=True
+        )
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         return (self.batch(*planned) for planned in self.planned(k, round, epochs))

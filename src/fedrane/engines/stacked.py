@@ -221,20 +221,17 @@ class _Lane:
 
     def after_step(self, n: int) -> list[Tensor]:
         rows, live, keys = (column[self.position[:n]] for column in self.table)
-        x, y = self.federation.train.take(rows)
+        batches = self.federation.training_batch(rows, live, keys, self.algorithm.trains_model)
+        dims = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batches)
 
-        def step(
-            ctx: list[Tensor], work: list[Tensor], x: Tensor, y: Tensor, live: Tensor, key: Tensor
-        ) -> list[Tensor]:
+        def step(ctx: list[Tensor], work: list[Tensor], batch: Batch) -> list[Tensor]:
             now = pytree.tree_unflatten(work, self.work_shape)
-            after = self.algorithm.step(
-                self.federation.task, self._context(ctx, self.ctx.shape), now, Batch(x, y, live, key)
-            )
+            after = self.algorithm.step(self.federation.task, self._context(ctx, self.ctx.shape), now, batch)
             return self._leaves_like_before(after)
 
         with AsProducts():
-            found: list[Tensor] = vmap(step, in_dims=(self.ctx.dims, 0, 0, 0, 0, 0))(
-                self.ctx.first(n), self.first(n), x, y, live, keys
+            found: list[Tensor] = vmap(step, in_dims=(self.ctx.dims, 0, dims))(
+                self.ctx.first(n), self.first(n), batches
             )
         return found
 

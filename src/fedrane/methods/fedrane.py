@@ -42,26 +42,27 @@ class FedRANE(Algorithm):
     neighbours: int = 0  # so many of the strongest; 0 is all
     contrast: float = 0.2  # λ_CD
     temperature: float = 0.8  # τ₁
-    loss_on: str = "both"
+    augmented: float = 0.5  # the part of the loss on z̃, the rest being on z
     head: str = "orthonormal"
     loss: str = "mse"
     scale: float = 16.0  # of the scores of unit-norm features under cross entropy
     predict_on: str = "direct"
     gne: bool = True
-    power: str = "equal"
+    power: float = 0.0  # a client of n samples bargains with power n^power: 0 is equal, 1 by samples
     length: str = "average"
     scope: str = "model"
     blend: float = 1.0  # the part of the bargain, the rest being the average
     solver: str = "newton"
 
     def __post_init__(self) -> None:
-        check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS, loss_on=("both", "augmented"))
+        check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS)
         check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
-        check_choices(self, power=nash.POWERS, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
+        check_choices(self, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
         check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, 1e9))
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
         check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
+        check_ranges(self, augmented=(0, 1), power=(0, 2))
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -82,9 +83,8 @@ class FedRANE(Algorithm):
             loss = self._loss(net, z, batch)
             return loss, Outcome(net.stats, {"loss": loss})
         augmented, relations = self._augment(net, z, batch.live)
-        loss = self._loss(net, augmented, batch)
-        if self.loss_on == "both":
-            loss = (loss + self._loss(net, z, batch)) / 2
+        parts = ((self.augmented, augmented), (1 - self.augmented, z))
+        loss = sum((part * self._loss(net, rows, batch) for part, rows in parts if part), z.new_zeros(()))
         cd = discrimination(z, augmented, batch.live, self.temperature)
         facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)

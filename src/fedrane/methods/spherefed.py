@@ -71,6 +71,8 @@ class SphereFed(Algorithm):
 class Calibration(SphereFed):
     """SphereFed's finale: every row once, nothing trained."""
 
+    trains_model: ClassVar[bool] = False
+
     def local_epochs(self, epochs: int) -> int:
         return 1
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedrane.data.noise import uniform
 from fedrane.models.stacked import as_products, normalise
-
-MASK32, MASK63 = 2**32 - 1, 2**63 - 1
 
 
 @dataclass
@@ -159,12 +158,3 @@ class KeyedDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def uniform(key: Tensor, layer: int, position: Tensor) -> Tensor:
-    """Numbers in [0, 1) from a 64-bit mix of (key, layer, position); as exact on a GPU as on a CPU."""
-    z = key + position * 0x1E3779B97F4A7C15 + (layer * 0x3C6EF372FE94F82B & MASK63)
-    z = (z ^ ((z >> 30) & (MASK32 << 2 | 3))) * -0x40A7B892E31B1A47
-    z = (z ^ ((z >> 27) & (MASK32 << 5 | 31))) * -0x6B2FB644ECCEEE15
-    z = z ^ ((z >> 31) & (MASK32 << 1 | 1))
-    return (z & 0xFFFFFF).float() / 0x1000000

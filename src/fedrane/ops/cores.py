@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.models.layers import uniform
+from fedrane.data.noise import uniform
 from fedrane.task import Client, Context
 from fedrane.tree import Tensors
 

@@ -28,7 +28,6 @@ from fedrane.tree import Tensors
 Array = NDArray[np.float64]
 Solver = Callable[[Array, Array, Array, float], tuple[Array, int]]
 """Matrix, powers, a start and the residual wanted, to a solution and the iterations spent."""
-POWERS = ("equal", "samples")
 LENGTHS = ("average", "simplex", "ball")
 SCOPES = ("model", "layer", "body", "head")
 STEPS = 200
@@ -104,12 +103,13 @@ def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend
 class Terms(NamedTuple):
     """How clients bargain.
 
-    ``power``: all clients ``equal``, or each by its ``samples``. ``length``: see :func:`agree`. ``scope``: over the
-    ``model`` as one vector, each ``layer`` by itself, or the ``body`` or ``head`` alone, the rest being averaged.
+    ``power``: a client of n samples bargains with n to this power; 0 makes all equal. ``length``: see :func:`agree`.
+    ``scope``: over the ``model`` as one vector, each ``layer`` by itself, or the ``body`` or ``head`` alone, the rest
+    being averaged.
     ``blend``: the part of the bargain in the weights, the rest being the average.
     """
 
-    power: str = "equal"
+    power: float = 0.0
     length: str = "average"
     scope: str = "model"
     blend: float = 1.0
@@ -122,7 +122,8 @@ def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[
     Statistics are averaged by sample ratio over those who took part: bargaining weights need not sum to 1.
     """
     ratio = sample_ratio(cohort)
-    powers = ratio * len(ratio) if terms.power == "samples" else None
+    powers = ratio**terms.power
+    powers = powers * len(ratio) / powers.sum()  # 1 on average
     agreements: list[Agreement] = []
     params = dict(server.params)
     broken = [k for k, whole in enumerate(tree.finite_rows(ups)) if not whole]

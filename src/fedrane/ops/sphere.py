@@ -45,14 +45,9 @@ def with_head(task: Task, head: str) -> Task:
     return task
 
 
-def targets(y: Tensor, classes: int) -> Tensor:
-    """The rows e_y; a comparison, because ``one_hot`` looks at values."""
-    return y[:, None] == torch.arange(classes, device=y.device)
-
-
 def squared_error(scores: Tensor, batch: Batch) -> Tensor:
     """½‖scores − e_y‖², the mean over live rows."""
-    target = targets(batch.y, scores.shape[-1]).to(scores.dtype)
+    target = batch.targets(scores.shape[-1]).to(scores.dtype)
     return mean_over_live(0.5 * (scores - target).square().sum(-1), batch.live)
 
 
@@ -74,7 +69,7 @@ class Moments(NamedTuple):
     @classmethod
     def of(cls, features: Tensor, batch: Batch, classes: int) -> Moments:
         z = torch.where(batch.live[:, None], features, 0).double()
-        return cls(z.mT @ z, z.mT @ targets(batch.y, classes).double(), batch.live.sum().double())
+        return cls(z.mT @ z, z.mT @ batch.targets(classes).double(), batch.live.sum().double())
 
     def ridge_regression(self, ridge: float) -> Tensor:
         """The head W that minimises Σ ‖Wz − e_y‖² + ridge ‖W‖²."""
