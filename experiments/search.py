@@ -9,6 +9,7 @@ Trials, rungs and the rule of choice are in search.toml. Test examples choose no
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -94,6 +95,9 @@ class Search:
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))
         except Diverged as error:
             record |= {"global": [0.0], "personal": [0.0], "failed": str(error)}
+        if torch.cuda.is_available():  # the next run finds the memory free
+            gc.collect()
+            torch.cuda.empty_cache()
         record |= {
             "seconds": round(time.monotonic() - began, 1),
             "torch": torch.__version__,
