@@ -15,18 +15,23 @@ import statistics
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import fedrane
-from fedrane import Experiment
+from fedrane import Dataset, Experiment
 from fedrane.errors import Diverged
+from fedrane.reproduce import tune
+from fedrane.run import as_dataset
 
 HERE = Path(__file__).parent
 EVALUATIONS = 10
 """In a run, whatever its rounds; the score is the mean of the last few."""
+VALIDATION = 0.1
+"""The part of each client's training examples that is set aside."""
 
 
 class Piece(NamedTuple):
@@ -35,12 +40,15 @@ class Piece(NamedTuple):
     trial: str
     rounds: int
     alpha: float
+    wanted: Experiment
+    """As it would be in the table."""
     experiment: Experiment
+    """The same on training examples alone."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides its result."""
-        plain = self.experiment.to_dict()
+        plain = self.wanted.to_dict()
         return {key: value for key, value in plain.items() if key not in ("data_root", "device", "engine")}
 
 
@@ -49,6 +57,7 @@ class Search:
         self.plan, self.results, self.data_root = tomllib.loads(plan.read_text()), results, data_root
         lines = results.read_text().splitlines() if results.exists() else []
         self.records = [json.loads(line) for line in lines]
+        self._rows: dict[float, Dataset] = {}
 
     def pieces(self) -> Iterator[Piece]:
         """All runs in the order in which they are worth it; those of a rung once the one before it is whole."""
@@ -66,32 +75,33 @@ class Search:
     def piece(self, trial: str, rounds: int, alpha: float) -> Piece:
         values = {**self.plan["base"], **self.plan["trials"][trial], "rounds": rounds, "partition.alpha": alpha}
         values |= {"seed": self.plan["seed"], "eval_every": max(1, rounds // EVALUATIONS), "data_root": self.data_root}
-        return Piece(trial, rounds, alpha, Experiment.from_words(f"{key}={value}" for key, value in values.items()))
+        wanted = Experiment.from_words(f"{key}={value}" for key, value in values.items())
+        inner = replace(wanted.partition, kind="natural", test=VALIDATION)
+        return Piece(trial, rounds, alpha, wanted, wanted.replace(partition=inner))
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
         found = [r for r in self.records if r["settings"] == piece.settings]
         return found[-1] if found else None
 
     def go(self, minutes: float) -> None:
-        """Runs what is missing; none is begun that would not end in time, by what the longest so far took."""
-        end, longest = time.monotonic() + 60 * minutes, 0.0
+        """Runs what is missing; none is begun that would not end in time, by what the last one took."""
+        end, usual = time.monotonic() + 60 * minutes, 0.0
         for piece in self.pieces():
             if self.record(piece):
                 continue
-            if time.monotonic() + longest > end:
+            if time.monotonic() + usual > end:
                 return
             began = time.monotonic()
             self._run(piece)
-            longest = max(longest, time.monotonic() - began)
+            usual = time.monotonic() - began
 
     def _run(self, piece: Piece) -> None:
         began = time.monotonic()
         record: dict[str, Any] = {"trial": piece.trial, "rounds": piece.rounds, "alpha": piece.alpha}
         try:
-            history = fedrane.run(piece.experiment).history
-            measured = [r for r in history if "validation/accuracy" in r]
+            history = fedrane.run(piece.experiment, dataset=self.rows(piece)).history
             for whose in ("global", "personal"):
-                record[whose] = [round(r[f"validation/{whose}_accuracy"], 5) for r in measured]
+                record[whose] = [round(r[f"{whose}/accuracy"], 5) for r in history if f"{whose}/accuracy" in r]
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))
         except Diverged as error:
             record |= {"global": [0.0], "personal": [0.0], "failed": str(error)}
@@ -108,6 +118,12 @@ class Search:
         with self.results.open("a") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
         print(line(record, self.plan["last"]), f"{record['seconds']:.0f} s", flush=True)
+
+    def rows(self, piece: Piece) -> Dataset:
+        """Training examples alone: test examples are not at hand, and validation examples stand in their place."""
+        if piece.alpha not in self._rows:
+            self._rows[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
+        return self._rows[piece.alpha]
 
     def score(self, trial: str, rounds: int) -> float | None:
         found = [self.record(self.piece(trial, rounds, alpha)) for alpha in self.plan["alphas"]]

@@ -22,6 +22,7 @@ import numpy as np
 from fedrane import loading, methods
 from fedrane.algorithm import GLOBAL, PERSONAL, Grid
 from fedrane.data import partition as partitions
+from fedrane.data import streams
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import Experiment
@@ -116,6 +117,8 @@ def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Datase
     how = partitions.Partitioning(kind="natural", test=validation)
     inner = partitions.partition(y, len(rows.classes), 0, how, wanted.seed, owner)
     aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
+    # In random order, as a test set is: with norm=batch a prediction depends on its batch, which no client may fill.
+    aside = aside[streams.permutation(len(aside), wanted.seed, "validation")]
     return Dataset(
         f"{rows.name}, training rows", x, y, x[aside], y[aside], rows.classes, rows.mean, rows.std, owner
     )  # mean and std are the dataset's constants
