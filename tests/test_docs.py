@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedrane.cli import app
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
 REPRODUCE, DEPLOY = ROOT / "docs" / "reproduce.md", ROOT / "docs" / "deploy.md"
+PAPER = ROOT / "docs" / "paper.md"
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -33,11 +35,15 @@ def keys(experiment: Experiment) -> dict[str, str]:
             found["method"] = experiment.method_name
         elif dataclasses.is_dataclass(value):
             found |= {
-                f"{field.name}.{inner.name}": str(getattr(value, inner.name)) for inner in dataclasses.fields(value)
+                f"{field.name}.{inner.name}": _word(getattr(value, inner.name)) for inner in dataclasses.fields(value)
             }
         else:
-            found[field.name] = str(value)
+            found[field.name] = _word(value)
     return found
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def test_every_key_is_in_the_guide_with_its_default() -> None:
@@ -86,3 +92,17 @@ def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> 
     names: dict[str, Any] = {"Prox": kind}
     exec(compile(law, "CONTRIBUTING.md, the law", "exec"), names)  # noqa: S102 - our own text
     names["test_without_strength_it_is_fedavg"]()
+
+
+def test_the_search_is_printed_as_it_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    script = ROOT / "experiments" / "search.py"
+    spec = importlib.util.spec_from_file_location("search", script)
+    assert spec
+    assert spec.loader
+    search = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(search)
+    search.Search(script.with_suffix(".toml"), script.parent / "results" / "search" / "cifar10.jsonl", "").show()
+    page, shown = PAPER.read_text(encoding="utf-8"), capsys.readouterr().out.splitlines()
+    recorded = [line for line in shown if line.startswith("| ") and line[-3].isdigit()]
+    assert recorded
+    assert [line for line in recorded if line not in page] == []

@@ -326,6 +326,6 @@ def test_augmented_inputs_are_those_of_a_cpu() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "spherefed", "fedrane"])
 def test_augmentation_is_captured(name: str) -> None:
     how = Augmentation(crop=4, flip=True, mixup=1.0)
-    one, many, again = (trained(name, engine, augment=how) for engine in ("sequential", "stacked", "stacked"))
+    one, many, again = (trained(name, e, images(1, 28), augment=how) for e in ("sequential", "stacked", "stacked"))
     assert gaps(one, many)[-1] < 2e-3
     same_bytes(conformance.states(many), conformance.states(again))

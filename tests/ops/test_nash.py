@@ -290,6 +290,34 @@ def test_power_by_samples(power: float) -> None:
     torch.testing.assert_close(torch.tensor(record["gne/p"], dtype=DOUBLE), bargain(flat @ flat.T, w).weights)
 
 
+@pytest.mark.parametrize("scope", ["model", "layer"])
+def test_by_samples_a_client_may_be_split(scope: str) -> None:
+    """Power by samples is what every example would have by itself: two clients with one client's deviation and its
+    samples between them get what it got. With equal powers they get more."""
+    server, ups = models(3)
+    halves = [0, 1, 2, 2]
+    split = Model({n: r[halves] for n, r in ups.params.items()}, {n: r[halves] for n, r in ups.stats.items()})
+    for power, same in ((1.0, True), (0.0, False)):
+        terms = Terms(power=power, scope=scope)
+        (whole, _), _ = negotiate(server, ups, cohort([5, 9, 8]), terms)
+        (parts, _), _ = negotiate(server, split, cohort([5, 9, 2, 6]), terms)
+        gap = max(float((whole[n] - parts[n]).abs().max()) for n in whole)
+        assert (gap < 1e-9) == same
+
+
+def test_where_clients_agree_the_bargain_by_samples_is_the_average() -> None:
+    server, ups = models(1)
+    alike = Model({n: r[[0] * 3] for n, r in ups.params.items()}, {n: r[[0] * 3] for n, r in ups.stats.items()})
+    _, record = negotiate(server, alike, cohort([1, 3, 4]), Terms(power=1.0, length="simplex"))
+    assert record["gne/weights"] == pytest.approx([1 / 8, 3 / 8, 4 / 8], abs=1e-9)
+
+
+def test_where_clients_have_nothing_in_common_each_pulls_by_the_root_of_its_power() -> None:
+    lengths, w = torch.tensor([0.1, 1.0, 7.0], dtype=DOUBLE), torch.tensor([1.0, 4.0, 9.0], dtype=DOUBLE)
+    made = bargain(torch.diag(lengths.square()), w)
+    torch.testing.assert_close(made.weights * lengths, w.sqrt())
+
+
 def test_a_broken_upload_is_left_out_of_everything() -> None:
     """Parameters, statistics and record as if it had not answered, but for the record saying so."""
     server, ups = models(5)
