@@ -187,6 +187,50 @@ def test_early_stop_by_validation() -> None:
     assert result.finished
 
 
+@dataclass(frozen=True)
+class Rated(Algorithm):
+    """Records the learning rate it is given, in its rounds and in a finale of two parts."""
+
+    parts: int = 2
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return ("loss", "rate")
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.rate + 0 * loss})
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return (Rated(0),) * self.parts
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+def test_a_finale_has_the_rate_of_the_last_round_that_was_run(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds that an early stop left out do not lower it; also after a resume, within the finale too."""
+    monkeypatch.setitem(METHODS, "rated", Method(Rated, "–"))
+    schedule = {"kind": "exponential", "factor": 0.5}
+    e = quick(method="rated", rounds=20, lr=1e-12, schedule=schedule, validation=0.2, patience=2, precision="float64")
+    whole = fedrane.run(e)
+    assert [r["round"] for r in whole.history] == [1, 2, 3, 21, 22], "at this rate the accuracy never rises"
+    rates = [r["clients/rate"][0] for r in whole.history]
+    assert rates == pytest.approx([1e-12, 0.5e-12, 0.25e-12, 0.25e-12, 0.25e-12], abs=0)
+    watcher = Watcher()
+    part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: len(watcher.seen) == after)
+    assert len(part.history) == after
+    resumed = fedrane.resume(tmp_path / "part")
+    same_bytes(states(resumed), states(whole))
+    assert untimed(resumed.history) == untimed(whole.history)
+
+
+def test_a_finale_after_all_rounds_has_the_rate_of_the_last() -> None:
+    result = fedrane.run(quick(method=Rated(), rounds=3, lr=0.1, schedule={"kind": "cosine"}, precision="float64"))
+    rates = [r["clients/rate"][0] for r in result.history]
+    assert rates == pytest.approx([0.1, 0.075, 0.025, 0.025, 0.025])
+
+
 def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Path) -> None:
     e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
     with pytest.raises(Diverged, match=r"round \d+: the model is no longer finite.*client"):

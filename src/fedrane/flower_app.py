@@ -296,9 +296,8 @@ class RemoteLoop(_Loop):
         done = int(self.history[-1]["round"]) if self.history else 0
         algorithm = algorithm_at(self.experiment, done)
         engine = Flower(algorithm, federation, self.fleet, Receipts())
-        rate = self.experiment.lr * self.experiment.schedule.at(max(done, 1), self.experiment.rounds)
         epochs = algorithm.local_epochs(self.experiment.epochs)
-        letters = engine.letters(self.server, self.owns, done, rate, epochs)
+        letters = engine.letters(self.server, self.owns, done, self._rate(max(done, 1)), epochs)
         orders: dict[int, RecordDict] = {}
         for k in clients:
             try:

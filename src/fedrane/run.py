@@ -350,7 +350,7 @@ class _Loop:
         record: Metrics = {"round": number, "cohort": answered, "lost": lost}
         rows = 0
         if answered:
-            rate = e.lr * e.schedule.at(number, e.rounds)
+            rate = self._rate(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
                 trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
@@ -367,6 +367,14 @@ class _Loop:
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
         return self._record(stage, record)
+
+    def _rate(self, round: int) -> float:
+        """The learning rate of a round. A finale has that of the last round that was run: ``patience`` may have ended
+        the rounds long before the schedule's last."""
+        e = self.experiment
+        if round > e.rounds:
+            round = max((int(r["round"]) for r in self.history if r["round"] <= e.rounds), default=e.rounds)
+        return e.lr * e.schedule.at(round, e.rounds)
 
     def _evaluate(self, stage: _Stage) -> Metrics:
         return evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, stage.round)

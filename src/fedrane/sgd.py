@@ -56,8 +56,8 @@ class Schedule:
             raise ConfigError(f"schedule.every={self.every}", "it counts rounds", "Use 1 or more")
 
     def at(self, round: int, rounds: int) -> float:
-        """For rounds 1, 2, …, of ``rounds`` in all; later ones (a finale) keep the last."""
-        done = min(round, rounds) - 1
+        """For rounds 1, 2, …, ``rounds``."""
+        done = round - 1
         if self.kind == "exponential":
             return self.factor**done
         if self.kind == "step":

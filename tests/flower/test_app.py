@@ -168,6 +168,19 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
 
 
+def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
+    """As in a local run; also by a server that is killed between the rounds and the finale."""
+    schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
+    settings = {"rounds": 9, "lr": 1e-3, "validation": 0.2, "patience": 1, "participation": 1.0} | schedule
+    federation = Federation(tmp_path, method="fedbabu", **settings)
+    with pytest.raises(Killed):
+        federation.serve(down=dying(10))
+    same_as_local(federation, federation.serve())
+    rounds = [record["round"] for record in federation.local.history]
+    assert len(rounds) < 10
+    assert rounds[-1] == 10
+
+
 def test_another_experiment_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1)
     federation.serve()
