@@ -118,17 +118,23 @@ def test_the_personal_answer_is_the_model_after_local_training() -> None:
     assert set(result.owns[present].model.params) == set(result.server.model.params)
 
 
-def test_normalisation_kept_local_is_fedbn() -> None:
-    """Personal answers only; BatchNorm layers differ from client to client and never travel."""
-    e = Experiment(clients=3, rounds=2, norm="local", model_head="head", batch=16)
-    result = fedrane.run(e, dataset=blobs(), model=network())
+@pytest.mark.parametrize("affine", [True, False])
+def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
+    """Personal answers only; BatchNorm layers differ from client to client and never travel, all else is the server's."""
+
+    def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.Tanh(), nn.Linear(8, 3))
+
+    e = Experiment(clients=3, rounds=2, norm="local", model_head="3", batch=16)
+    result = fedrane.run(e, dataset=blobs(), model=normalised)
     assert "global/accuracy" not in result.history[-1]
     assert "personal/accuracy" in result.history[-1]
-    names = {"body.norm.weight", "body.norm.bias"}
+    names = {"body.1.weight", "body.1.bias"} if affine else set()
     assert all(set(own.model.params) == names and len(own.model.stats) == 2 for own in result.owns.values())
     first = result.task.init()
     same_bytes({n: result.server.model.params[n] for n in names}, {n: first.params[n] for n in names})
-    assert not torch.equal(result.owns[0].model.params["body.norm.bias"], result.owns[1].model.params["body.norm.bias"])
+    name = "body.1.running_mean"
+    assert not torch.equal(result.owns[0].model.stats[name], result.owns[1].model.stats[name])
 
 
 @dataclass(frozen=True)
