@@ -120,7 +120,7 @@ def test_the_personal_answer_is_the_model_after_local_training() -> None:
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
-    """Personal answers only; BatchNorm layers differ from client to client and never travel, all else is the server's."""
+    """Personal answers only; BatchNorm layers differ from client to client and never travel."""
 
     def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.Tanh(), nn.Linear(8, 3))

@@ -191,7 +191,7 @@ def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: p
 
 
 def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
-    """33 rows in batches of 32: in every engine those of the rows, to what the batches differ; 1 row: the first ones."""
+    """33 rows in batches of 32: in every engine those of the rows, nearly; of a single row, the first ones."""
     data, sizes = table(90), (33, 20, 1)
     ends = np.cumsum(sizes)
     clients = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
