@@ -59,6 +59,7 @@ class FedRANE(Algorithm):
         check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
         check_choices(self, power=nash.POWERS, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
         check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, 1e9))
+        graph.check_alternations(self.closed_form, self.alternations)
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
         check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
@@ -78,13 +79,12 @@ class FedRANE(Algorithm):
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         net = task.training(model, batch)
         z = self._place(net.body(batch.x))
+        plain = self._loss(net, z, batch)
         if not self.lra:
-            loss = self._loss(net, z, batch)
-            return loss, Outcome(net.stats, {"loss": loss})
+            return plain, Outcome(net.stats, {"loss": plain})
         augmented, relations = self._augment(net, z, batch.live)
         loss = self._loss(net, augmented, batch)
-        if self.loss_on == "both":
-            loss = (loss + self._loss(net, z, batch)) / 2
+        loss = (loss + plain) / 2 if self.loss_on == "both" else loss
         cd = discrimination(z, augmented, batch.live, self.temperature)
         facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)
