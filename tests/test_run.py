@@ -17,7 +17,7 @@ from asserts import same_bytes, untimed
 from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work, tree
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.comparison import compare
-from fedrane.conformance import blobs, network, states
+from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.folder import Folder
@@ -59,6 +59,19 @@ def test_personal_models_in_hand(tmp_path: Path) -> None:
     assert torch.equal(saved.personal(2)(x), result.personal(2)(x))
     assert result.history[-1]["bytes_up"] == 0, "nothing travels"
     assert "cosine" not in result.history[-1], "nothing is shared, so the server makes no step"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("method", METHODS)
+def test_loaded_models_are_those_in_hand(method: str, precision: str, tmp_path: Path) -> None:
+    """To the last digit, also of clients that never took part."""
+    e = experiment(method, rounds=2, participation=0.4, precision=precision)
+    result = fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network())
+    saved = fedrane.load(tmp_path / "run", model=network())
+    for answer in result.algorithm.answers_on(result.task):
+        for k in range(result.population if answer == PERSONAL else 1):
+            models = (models.model if answer == GLOBAL else models.personal(k) for models in (result, saved))
+            same_bytes(*(dict(model.state_dict()) for model in models))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrane", "fedper", "ditto"])

@@ -45,6 +45,7 @@ from fedrane.run import (
     _Stage,
     algorithm_at,
     as_dataset,
+    at_rest,
     automatic_precision,
     make_partition,
     make_task,
@@ -189,7 +190,7 @@ def models(folder: str | Path) -> dict[str, Predictor]:
     """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
     last = ended_last(folder)
     app = App.read(last)
-    app = app._replace(experiment=app.experiment.replace(device="cpu", precision="float32"))
+    app = app._replace(experiment=at_rest(app.experiment))
     kept = read(last / FINAL)
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))

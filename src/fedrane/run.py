@@ -141,7 +141,7 @@ def load(out: str | Path, *, model: Network = None) -> Models:
 def read_models(folder: Folder, model: Network = None, clients: bool = True) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    experiment = folder.read_config().replace(device="cpu", precision="float32")
+    experiment = at_rest(folder.read_config())
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
     checkpoint, problems = folder.newest(clients=clients)
@@ -159,6 +159,12 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True) -> 
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)
     return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
+
+
+def at_rest(experiment: Experiment) -> Experiment:
+    """The experiment as its models are used afterwards: on the CPU, with all the digits they have."""
+    precision = "float64" if experiment.precision == "float64" else "float32"
+    return experiment.replace(device="cpu", precision=precision)
 
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:

@@ -91,6 +91,11 @@ def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> N
     same_as_local(federation, federation.serve())
 
 
+def test_a_clients_models_have_all_digits_of_a_float64_run(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="ditto", precision="float64", rounds=2)
+    same_as_local(federation, federation.serve())
+
+
 def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     """What the server is sent is what the method shares, and counts."""
     federation = Federation(tmp_path, method="fedper", rounds=2)
