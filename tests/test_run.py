@@ -17,7 +17,7 @@ from asserts import same_bytes, untimed
 from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work, tree
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.comparison import compare
-from fedrane.conformance import blobs, network, states
+from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.folder import Folder
@@ -59,6 +59,19 @@ def test_personal_models_in_hand(tmp_path: Path) -> None:
     assert torch.equal(saved.personal(2)(x), result.personal(2)(x))
     assert result.history[-1]["bytes_up"] == 0, "nothing travels"
     assert "cosine" not in result.history[-1], "nothing is shared, so the server makes no step"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("method", METHODS)
+def test_loaded_models_are_those_in_hand(method: str, precision: str, tmp_path: Path) -> None:
+    """To the last digit, also of clients that never took part."""
+    e = experiment(method, rounds=2, participation=0.4, precision=precision)
+    result = fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network())
+    saved = fedrane.load(tmp_path / "run", model=network())
+    for answer in result.algorithm.answers_on(result.task):
+        for k in range(result.population if answer == PERSONAL else 1):
+            models = (models.model if answer == GLOBAL else models.personal(k) for models in (result, saved))
+            same_bytes(*(dict(model.state_dict()) for model in models))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrane", "fedper", "ditto"])
@@ -118,17 +131,23 @@ def test_the_personal_answer_is_the_model_after_local_training() -> None:
     assert set(result.owns[present].model.params) == set(result.server.model.params)
 
 
-def test_normalisation_kept_local_is_fedbn() -> None:
+@pytest.mark.parametrize("affine", [True, False])
+def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
     """Personal answers only; BatchNorm layers differ from client to client and never travel."""
-    e = Experiment(clients=3, rounds=2, norm="local", model_head="head", batch=16)
-    result = fedrane.run(e, dataset=blobs(), model=network())
+
+    def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.Tanh(), nn.Linear(8, 3))
+
+    e = Experiment(clients=3, rounds=2, norm="local", model_head="3", batch=16)
+    result = fedrane.run(e, dataset=blobs(), model=normalised)
     assert "global/accuracy" not in result.history[-1]
     assert "personal/accuracy" in result.history[-1]
-    names = {"body.norm.weight", "body.norm.bias"}
+    names = {"body.1.weight", "body.1.bias"} if affine else set()
     assert all(set(own.model.params) == names and len(own.model.stats) == 2 for own in result.owns.values())
     first = result.task.init()
     same_bytes({n: result.server.model.params[n] for n in names}, {n: first.params[n] for n in names})
-    assert not torch.equal(result.owns[0].model.params["body.norm.bias"], result.owns[1].model.params["body.norm.bias"])
+    name = "body.1.running_mean"
+    assert not torch.equal(result.owns[0].model.stats[name], result.owns[1].model.stats[name])
 
 
 @dataclass(frozen=True)
@@ -185,6 +204,50 @@ def test_early_stop_by_validation() -> None:
         assert all(parts)
         assert sum(map(len, parts)) == len(set.union(*parts))
     assert result.finished
+
+
+@dataclass(frozen=True)
+class Rated(Algorithm):
+    """Records the learning rate it is given, in its rounds and in a finale of two parts."""
+
+    parts: int = 2
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return ("loss", "rate")
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.rate + 0 * loss})
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return (Rated(0),) * self.parts
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+def test_a_finale_has_the_rate_of_the_last_round_that_was_run(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds that an early stop left out do not lower it; also after a resume, within the finale too."""
+    monkeypatch.setitem(METHODS, "rated", Method(Rated, "–"))
+    schedule = {"kind": "exponential", "factor": 0.5}
+    e = quick(method="rated", rounds=20, lr=1e-12, schedule=schedule, validation=0.2, patience=2, precision="float64")
+    whole = fedrane.run(e)
+    assert [r["round"] for r in whole.history] == [1, 2, 3, 21, 22], "at this rate the accuracy never rises"
+    rates = [r["clients/rate"][0] for r in whole.history]
+    assert rates == pytest.approx([1e-12, 0.5e-12, 0.25e-12, 0.25e-12, 0.25e-12], abs=0)
+    watcher = Watcher()
+    part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: len(watcher.seen) == after)
+    assert len(part.history) == after
+    resumed = fedrane.resume(tmp_path / "part")
+    same_bytes(states(resumed), states(whole))
+    assert untimed(resumed.history) == untimed(whole.history)
+
+
+def test_a_finale_after_all_rounds_has_the_rate_of_the_last() -> None:
+    result = fedrane.run(quick(method=Rated(), rounds=3, lr=0.1, schedule={"kind": "cosine"}, precision="float64"))
+    rates = [r["clients/rate"][0] for r in result.history]
+    assert rates == pytest.approx([0.1, 0.075, 0.025, 0.025, 0.025])
 
 
 def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class Algorithm:
     def _keep(self, task: Task, model: Model) -> Model:
         """A method with personal answers but nothing of a client's own keeps the model its client has trained."""
         own = self._part(task, model, shared=False)
-        return model if PERSONAL in self.answers_on(task) and not own.params else own
+        return model if PERSONAL in self.answers_on(task) and not any(own) else own
 
 
 def sample_ratio(cohort: Client) -> Tensor:

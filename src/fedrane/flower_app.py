@@ -45,6 +45,7 @@ from fedrane.run import (
     _Stage,
     algorithm_at,
     as_dataset,
+    at_rest,
     automatic_precision,
     make_partition,
     make_task,
@@ -190,7 +191,7 @@ def models(folder: str | Path) -> dict[str, Predictor]:
     """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
     last = ended_last(folder)
     app = App.read(last)
-    app = app._replace(experiment=app.experiment.replace(device="cpu", precision="float32"))
+    app = app._replace(experiment=at_rest(app.experiment))
     kept = read(last / FINAL)
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))
@@ -297,9 +298,8 @@ class RemoteLoop(_Loop):
         done = int(self.history[-1]["round"]) if self.history else 0
         algorithm = algorithm_at(self.experiment, done)
         engine = Flower(algorithm, federation, self.fleet, Receipts())
-        rate = self.experiment.lr * self.experiment.schedule.at(max(done, 1), self.experiment.rounds)
         epochs = algorithm.local_epochs(self.experiment.epochs)
-        letters = engine.letters(self.server, self.owns, done, rate, epochs)
+        letters = engine.letters(self.server, self.owns, done, self._rate(max(done, 1)), epochs)
         orders: dict[int, RecordDict] = {}
         for k in clients:
             try:

@@ -141,7 +141,7 @@ def load(out: str | Path, *, model: Network = None) -> Models:
 def read_models(folder: Folder, model: Network = None, clients: bool = True) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    experiment = folder.read_config().replace(device="cpu", precision="float32")
+    experiment = at_rest(folder.read_config())
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
     checkpoint, problems = folder.newest(clients=clients)
@@ -159,6 +159,12 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True) -> 
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)
     return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
+
+
+def at_rest(experiment: Experiment) -> Experiment:
+    """The experiment as its models are used afterwards: on the CPU, with all the digits they have."""
+    precision = "float64" if experiment.precision == "float64" else "float32"
+    return experiment.replace(device="cpu", precision=precision)
 
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
@@ -350,7 +356,7 @@ class _Loop:
         record: Metrics = {"round": number, "cohort": answered, "lost": lost}
         rows = 0
         if answered:
-            rate = e.lr * e.schedule.at(number, e.rounds)
+            rate = self._rate(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
                 trained = stage.engine.train(self.server, self.owns, answered, number, rate, epochs)
@@ -367,6 +373,14 @@ class _Loop:
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = rows / seconds
         return self._record(stage, record)
+
+    def _rate(self, round: int) -> float:
+        """The learning rate of a round. A finale has that of the last round that was run: ``patience`` may have ended
+        the rounds long before the schedule's last."""
+        e = self.experiment
+        if round > e.rounds:
+            round = max((int(r["round"]) for r in self.history if r["round"] <= e.rounds), default=e.rounds)
+        return e.lr * e.schedule.at(round, e.rounds)
 
     def _evaluate(self, stage: _Stage) -> Metrics:
         return evaluate(stage.engine, self.federation, stage.algorithm, self.server, self.owns, stage.round)

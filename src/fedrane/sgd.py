@@ -60,8 +60,8 @@ class Schedule:
             raise ConfigError(f"schedule.floor={self.floor}", "it is a part of the first rate", "Use 0 <= floor <= 1")
 
     def at(self, round: int, rounds: int) -> float:
-        """For rounds 1, 2, …, of ``rounds`` in all; later ones (a finale) keep the last."""
-        done = min(round, rounds) - 1
+        """For rounds 1, 2, …, ``rounds``."""
+        done = round - 1
         if self.kind == "exponential":
             return self.factor**done
         if self.kind == "step":

@@ -137,6 +137,24 @@ def test_a_single_value_is_normalised_to_the_bias(
     assert torch.equal(y[:, 0, :, 0, 0], bias)
 
 
+@pytest.mark.parametrize("short", [0, 10**6])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: int, short: int
+) -> None:
+    """Also where a dead row holds what is no number; beside it a client with a variance, whose statistics move."""
+    monkeypatch.setattr(kernels, "SHORT", short)
+    x, live = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[rows], [3]])
+    x[0, rows:] = torch.nan
+    weight, bias = (noise(2, 9, seed=n).float() for n in range(2))
+    old = noise(2, 2, 9, seed=2).float().abs()
+    new = torch.vmap(lambda *given: normalise(*given, 1e-5, 0.1)[1])(x, live, weight, bias, old)
+    assert torch.equal(new[0], old[0])
+    values = x[1, :3, :, 0, 0].double()
+    fresh = torch.stack([values.mean(0), values.var(0)])
+    torch.testing.assert_close(new[1].double(), 0.9 * old[1] + 0.1 * fresh, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("side", "size", "stride", "padding"),
     [(8, 3, 2, 1), (8, 2, 2, 0), (7, 3, 3, 0), (5, 3, 1, 1), (18, 17, 1, 0)],

@@ -15,9 +15,11 @@ import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
-from fedrane.engines import stacked
+from fedrane.engines import make, stacked
 from fedrane.methods import METHODS
+from fedrane.methods.fedavg import FedAvg
 from fedrane.run import Result
+from problems import federation, table
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:
@@ -186,3 +188,22 @@ def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: p
     monkeypatch.setattr(stacked.Stacked, "_predict", spy)
     result = conformance.trained(METHODS["local"].kind(), engine="stacked", participation=0.3)
     assert set(asked) == {result.population}
+
+
+def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
+    """33 rows in batches of 32: in every engine those of the rows, nearly; of a single row, the first ones."""
+    data, sizes = table(90), (33, 20, 1)
+    ends = np.cumsum(sizes)
+    clients = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    fed = federation(data, clients, lambda *_: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), "1", batch=32)
+    method = FedAvg()
+    server = method.init(fed.task, fed.roster)
+    first = server.model.stats
+    reference = make("sequential", method, fed).train(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats
+    for engine in ("stacked", "threaded"):
+        close(make(engine, method, fed).train(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats, reference)
+    for k, rows in enumerate(clients[:2]):
+        x = torch.from_numpy(data.x[rows]).double()
+        torch.testing.assert_close(reference["body.0.running_mean"][k], x.mean(0), rtol=0, atol=0.1)
+        torch.testing.assert_close(reference["body.0.running_var"][k], x.var(0), rtol=0.1, atol=0)
+    same_bytes(tree.row(reference, 2), first)

@@ -91,6 +91,11 @@ def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> N
     same_as_local(federation, federation.serve())
 
 
+def test_a_clients_models_have_all_digits_of_a_float64_run(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="ditto", precision="float64", rounds=2)
+    same_as_local(federation, federation.serve())
+
+
 def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     """What the server is sent is what the method shares, and counts."""
     federation = Federation(tmp_path, method="fedper", rounds=2)
@@ -166,6 +171,19 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
             federation.serve(down=dying(round))
     same_as_local(federation, federation.serve())
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
+
+
+def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
+    """As in a local run; also by a server that is killed between the rounds and the finale."""
+    schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
+    settings = {"rounds": 9, "lr": 1e-3, "validation": 0.2, "patience": 1, "participation": 1.0} | schedule
+    federation = Federation(tmp_path, method="fedbabu", **settings)
+    with pytest.raises(Killed):
+        federation.serve(down=dying(10))
+    same_as_local(federation, federation.serve())
+    rounds = [record["round"] for record in federation.local.history]
+    assert len(rounds) < 10
+    assert rounds[-1] == 10
 
 
 def test_another_experiment_does_not_go_on_in_its_folder(tmp_path: Path) -> None:

@@ -108,6 +108,23 @@ class Widens(Algorithm):
         return tree.map(torch.Tensor.double, merged), record
 
 
+class Shortens(Algorithm):
+    """Keeps and sends sums in float32, whatever the run's precision."""
+
+    where: ClassVar[str] = "up"
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        short = State(done.up.model if self.where == "up" else done.own.model, {"sum": torch.zeros(3)})
+        return done._replace(**{self.where: short})
+
+
+class KeepsShort(Shortens):
+    """The same of what stays with the client."""
+
+    where: ClassVar[str] = "own"
+
+
 class Zeroed(Algorithm):
     """Freezes the head by zeroing its gradient, so that weight decay still moves it (a defect seen elsewhere)."""
 
@@ -193,6 +210,27 @@ def test_every_law_has_a_mutant() -> None:
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 def test_every_law_can_be_broken(law: Any) -> None:
     assert conformance.check(MUTANTS[law.__name__](), law) is not None
+
+
+@pytest.mark.parametrize("method", [Shortens, KeepsShort])
+def test_nothing_a_method_adds_has_fewer_digits(method: type[Algorithm]) -> None:
+    found = conformance.check(method(), conformance.dtype_is_kept)
+    assert found is not None
+    assert "extra/sum has become torch.float32 in a float64 run" in found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_number_a_method_adds_has_gone_through_float32(name: str) -> None:
+    """Nor was it rounded on its way: numbers of 17 to 24 digits, in float64, are those of float32."""
+    method = METHODS[name].kind(**METHODS[name].preset)
+    # Without BatchNorm and with decay every parameter moves: as it is drawn, it is one of float32.
+    result = conformance.trained(method, False, rounds=2, weight_decay=0.01)
+    for path, leaf in tree.flatten(conformance.states(result)).items():
+        if "/extra/" in path and leaf.is_floating_point():
+            mantissa = torch.frexp(leaf.double()).mantissa
+            short, shorter = (torch.frac(mantissa * 2**digits) == 0 for digits in (24, 16))
+            rounded = short & ~shorter
+            assert rounded.double().mean() < 0.5, f"{path} in a float64 run: {leaf.flatten()[:3]}"
 
 
 # ---- a finale is held to the laws as the rounds before it are

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedrane
 from asserts import same_bytes
-from fedrane import State, conformance, tree
+from fedrane import Model, State, conformance, tree
 from fedrane.engines.sequential import Sequential
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
@@ -35,7 +36,8 @@ def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.Monkey
     problem = Quadratics(monkeypatch)
     method, fed, rate = Ditto(0.8, personal_steps=steps), problem.federation, 0.1
     server = method.init(fed.task, fed.roster)
-    kept = State(tree.map(lambda p: p + 1.5, server.model), {})
+    nothing: dict[str, Tensor] = {}
+    kept = State(tree.map(lambda p: p + 1.5, server.model), {"global": Model(nothing, nothing)._asdict()})
     sent = Sequential(method, fed).train(server, {1: kept}, [1], 1, rate, 1)
     own, origin = problem.point(kept.model.params), problem.point(server.model.params)
     for _ in range(steps):

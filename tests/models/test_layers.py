@@ -81,18 +81,47 @@ def test_batchnorm_at_test_uses_running_statistics() -> None:
     torch.testing.assert_close(ours.eval()(x), theirs(x), msg="outside of a pass it is an ordinary module")
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_a_batch_of_one_live_row_or_none_stays_finite(rows: int) -> None:
-    _, ours = pair((4, 5))
-    ours[0].load_state_dict({"running_mean": torch.randn(5), "running_var": torch.rand(5) + 0.5}, strict=False)
-    live = torch.arange(4) < rows
-    now = Pass(True, live, full=False)
+STATISTICS = "running_mean", "running_var"
+
+
+def with_statistics(shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
+    """Both layers with running statistics that are not the first ones."""
+    state = {"running_mean": torch.randn(shape[1]).double(), "running_var": torch.rand(shape[1]).double() + 0.5}
+    layers = pair(shape)
+    layers[0].load_state_dict(state, strict=False)
+    layers[1][0].load_state_dict(state, strict=False)
+    return layers
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 1, 1)], ids=str)
+@pytest.mark.parametrize(("rows", "full"), [(0, False), (1, False), (1, True)])
+def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
+    shape: tuple[int, ...], rows: int, full: bool
+) -> None:
+    """One value a channel, or none: the output is the bias, also of dead rows, lest they grow with every layer."""
+    _, ours = with_statistics(shape)
+    x = torch.randn(shape, dtype=torch.float64)[: 1 if full else None]
+    now = Pass(True, torch.arange(len(x)) < rows, full)
     with within(now):
-        assert torch.isfinite(ours(torch.randn(4, 5, dtype=torch.float64))).all()
-    assert all(torch.isfinite(value).all() for value in now.fresh.values())
-    if rows == 0:
-        for name in ("running_mean", "running_var"):
-            assert torch.equal(now.fresh[f"body.0.{name}"], ours[0].get_buffer(name)), "no row, no news"
+        y = ours(x)
+    torch.testing.assert_close(y, ours[0].bias.reshape(1, 5, *shape[2:]).expand_as(y), rtol=0, atol=0)
+    for name in STATISTICS:
+        assert torch.equal(now.fresh[f"body.0.{name}"], ours[0].get_buffer(name))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 4), (1, 5, 3, 2), (2, 5)], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_row_of_many_places_has_a_variance(shape: tuple[int, ...], padded: bool) -> None:
+    """And so have two rows: the unbiased one, as in torch."""
+    theirs, ours = with_statistics(shape)
+    x = torch.randn(shape, dtype=torch.float64)
+    given, live = dressed(x, 3) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    now = Pass(True, live, full=not padded)
+    with within(now):
+        got = ours(given)[live]
+    torch.testing.assert_close(got, theirs.train()(x), rtol=1e-10, atol=1e-10)
+    for name in STATISTICS:
+        torch.testing.assert_close(now.fresh[f"body.0.{name}"], theirs.get_buffer(name), rtol=1e-12, atol=1e-12)
 
 
 def test_one_full_row_is_its_own_mean() -> None:

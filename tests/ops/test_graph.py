@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedrane.errors import ConfigError
+from fedrane.methods.fedrane import FedRANE
 from fedrane.ops import graph
 from fedrane.ops.contrast import discrimination
 from fedrane.ops.graph import FLOOR, MessagePassing, effective_rank, homophily, inverse_root, pearson, relations
@@ -90,6 +92,42 @@ def test_the_papers_form_is_the_exact_one_where_phi_is_a_multiple_of_the_identit
     torch.testing.assert_close(exact, paper, rtol=1e-9, atol=1e-12)
     exact, paper = (relations(z, alive(12), 0.1, 3, form).weights for form in ("exact", "paper"))
     assert float((exact - paper).norm() / exact.norm()) > 0.1, "and another one elsewhere"
+
+
+def by_eigenvalues(z: Tensor, strength: float, alternations: int, form: str) -> Tensor:
+    """B in float64 by the library's own solvers."""
+    correlation, eye = pearson(z, alive(len(z))), torch.eye(len(z), dtype=DOUBLE)
+    weights, phi = torch.zeros_like(eye), eye
+    for _ in range(alternations):
+        penalty = 2 * strength * phi
+        inverse = torch.linalg.inv(correlation.mT @ correlation + penalty)
+        spread = inverse @ penalty
+        exact = spread + inverse * (1 - spread.diagonal()) / inverse.diagonal()
+        weights = -(exact if form == "exact" else inverse / inverse.diagonal()) * (1 - eye)
+        values, vectors = torch.linalg.eigh(weights @ weights.mT + FLOOR * eye)
+        phi = vectors @ torch.diag(values**-0.5) @ vectors.mT
+    return weights
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize("noise", [0.3, 0.03, 0.001])
+@pytest.mark.parametrize(("form", "within"), [("exact", 1e-3), ("paper", 1e-5)])
+def test_a_float32_batch_of_tight_clusters_has_the_edges_of_float64(
+    form: str, within: float, noise: float, differentiable: bool
+) -> None:
+    """Beside the largest edge; the paper's form, whose alternations multiply rounding, was several times that off."""
+    z = clusters(noise=noise)[0].float()
+    found = relations(z, alive(len(z)), 0.1, 5, form, tolerance=0, differentiable=differentiable)
+    true = by_eigenvalues(z.double(), 0.1, 5, form)
+    assert {values.dtype for values in found} == {torch.float32}
+    assert float((found.weights.double() - true).abs().max() / true.abs().max()) < within
+
+
+def test_more_alternations_of_the_papers_form_than_float64_bears_are_refused() -> None:
+    assert FedRANE(closed_form="paper", alternations=10).alternations == 10
+    assert FedRANE(alternations=11).alternations == 11
+    with pytest.raises(ConfigError, match=r"alternations=11 .*closed_form=paper: .*rounding.*closed_form=exact"):
+        FedRANE(closed_form="paper", alternations=11)
 
 
 def test_the_papers_form_wanders() -> None:

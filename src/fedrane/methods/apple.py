@@ -55,7 +55,7 @@ class APPLE(Algorithm):
     def init(self, task: Task, roster: Roster) -> State:
         model, sizes = task.init(), roster.sizes
         extra = {"wanted": cores.next_in_number(sizes, self.downloads)} if self.downloads else {}
-        extra["prior"] = (sizes / sizes.sum().clamp(min=1)).to(task.dtype)
+        extra["prior"] = (sizes.double() / sizes.sum().clamp(min=1)).to(task.dtype)
         return State(model, {"cores": cores.copies(self.exchanged(task, model.params), len(sizes)), **extra})
 
     def join(self, task: Task, server: State, client: Client) -> State:

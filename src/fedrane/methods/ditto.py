@@ -4,7 +4,8 @@ The global model w is FedAvg's. Beside it each client keeps a model v_k of its o
 
     v_k ← v_k − η (∇f_k(v_k) + λ (v_k − w)),
 
-by steps of its own, which nothing else sees. Client k answers with v_k.
+by steps of its own, which nothing else sees. Client k answers with v_k. Under norm=local a client keeps the
+normalisation layers of both: those of w, as in FedAvg, and those of v_k.
 
 *Deviations*: v_k is trained on the same batches as w, ``personal_steps`` steps on each, by the experiment's optimiser.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.func import grad_and_value
@@ -41,7 +42,11 @@ class Ditto(Algorithm):
             warnings.warn("Ditto with method.strength=0 is local training", stacklevel=3)
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        return State(server.model, {})
+        return State(server.model, self._kept(task, server.model))
+
+    def start(self, task: Task, ctx: Context) -> Model:
+        """The global model with its own layers in place, not those of v_k."""
+        return super().start(task, ctx._replace(own=State(Model(**ctx.own.extra["global"]), {})))
 
     def begin(self, task: Task, ctx: Context) -> Work:
         own = ctx.own.model
@@ -56,7 +61,12 @@ class Ditto(Algorithm):
         return after._replace(extra={"personal": own._asdict(), "velocity": velocity})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        return super().finish(task, ctx, work)._replace(own=State(Model(**work.extra["personal"]), {}))
+        own = State(Model(**work.extra["personal"]), self._kept(task, work.model))
+        return super().finish(task, ctx, work)._replace(own=own)
+
+    def _kept(self, task: Task, model: Model) -> dict[str, Any]:
+        """Of the global model, what stays with the client: its normalisation layers under norm=local."""
+        return {"global": self._part(task, model, shared=False)._asdict()}
 
     def _personal_step(
         self, task: Task, ctx: Context, own: Model, velocity: Tensors, batch: Batch

@@ -32,7 +32,7 @@ class FedBABU(Algorithm):
 
     tune: str = "full"
     tune_epochs: int = 5  # τ_f
-    tune_rate: float = 0.1  # times the rate of the last round
+    tune_rate: float = 0.1  # times the rate of the last round that was run
 
     def __post_init__(self) -> None:
         check_choices(self, tune=("full", "head", "body"))

@@ -8,7 +8,8 @@ Client k keeps g_k, the server h, all zero at first. With θ the model sent and 
 At a stationary point g_k = ∇f_k(θ), h = (1/N) Σ g_k = 0: the minimiser of (1/N) Σ f_k, whatever the clients' drift.
 
 *Deviations*: the minimiser is approached by the experiment's epochs of SGD, as in the authors' code, which also clips
-gradients (``clip=10``). Its "weight decay + α" is the quadratic term, which is written out here.
+gradients (``clip=10``). Its "weight decay + α" is the quadratic term, which is written out here. That code also divides
+α by N n_k / n, which minimises Σ (n_k / n) f_k; here, as in the paper, clients count equally.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ only that sum and Ω⁻¹_kk come down. With W fixed, Ω = (WᵀW)^½ / tr (Wᵀ
 *Deviations*: MOCHA solves for W in the dual, which convex losses of linear models alone have; here the primal is
 descended by the experiment's SGD. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull
 would grow with N. Alike models make WᵀW singular, so Ω is the best of those whose eigenvalues are at least floor/N.
+The first Ω is the best for the first W, whose columns are alike; the authors' code starts from I/N.
 The stiffest pull then has curvature 2λ/floor; ``lr`` times it must stay below 2, or the first round says so.
 Every client keeps its own BatchNorm statistics. Rows of absent clients stay in W as they are.
 """

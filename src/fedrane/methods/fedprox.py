@@ -7,7 +7,8 @@ Each client minimises its loss with a pull towards the model it was sent,
 the *square* of the distance, over all parameters that are trained. μ is tuned in {0.001, 0.01, 0.1, 1} in the paper.
 
 *Deviations*: all clients make the same number of epochs; the paper's γ-inexact solutions (clients that stop early) are
-what ``dropout`` and ``epochs`` of an experiment simulate.
+what ``dropout`` and ``epochs`` of an experiment simulate. Clients are drawn evenly and uploads weighted by rows;
+the paper draws clients by rows and weights uploads equally.
 """
 
 from __future__ import annotations

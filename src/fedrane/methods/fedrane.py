@@ -59,6 +59,7 @@ class FedRANE(Algorithm):
         check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
         check_choices(self, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
         check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, 1e9))
+        graph.check_alternations(self.closed_form, self.alternations)
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
         check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
@@ -79,12 +80,11 @@ class FedRANE(Algorithm):
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         net = task.training(model, batch)
         z = self._place(net.body(batch.x))
+        plain = self._loss(net, z, batch)
         if not self.lra:
-            loss = self._loss(net, z, batch)
-            return loss, Outcome(net.stats, {"loss": loss})
+            return plain, Outcome(net.stats, {"loss": plain})
         augmented, relations = self._augment(net, z, batch.live)
-        parts = ((self.augmented, augmented), (1 - self.augmented, z))
-        loss = sum((part * self._loss(net, rows, batch) for part, rows in parts if part), z.new_zeros(()))
+        loss = self.augmented * self._loss(net, augmented, batch) + (1 - self.augmented) * plain
         cd = discrimination(z, augmented, batch.live, self.temperature)
         facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)

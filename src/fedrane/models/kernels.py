@@ -238,21 +238,24 @@ def _count(live, s, images, places, I: tl.constexpr):
 
 @triton.jit
 def _told(first, second, count, shift, weight, bias, old, out, eps, momentum, s, c, inside, channels):
-    """Writes (S, 6, C): the running mean and variance after this batch, then mean, 1 / deviation, scale and bias."""
+    """Writes (S, 6, C): the running mean and variance after this batch, then mean, 1 / deviation, scale and bias.
+
+    A single value has no variance: it becomes the bias, and the running ones stay."""
     some = tl.maximum(count, 1.0)
     rest = first / some
     mean = shift + rest
     var = tl.maximum(second / some - rest * rest, 0.0)
     inverse = 1.0 / tl.sqrt_rn(var + eps)
-    scale = tl.load(weight + s * channels + c, mask=inside, other=0.0) * inverse
+    scale = tl.where(count > 1, tl.load(weight + s * channels + c, mask=inside, other=0.0) * inverse, 0.0)
     offset = tl.load(bias + s * channels + c, mask=inside, other=0.0)
-    follow = tl.where(count > 0, momentum, 0.0)
     old_mean = tl.load(old + s * 2 * channels + c, mask=inside, other=0.0)
     old_var = tl.load(old + (s * 2 + 1) * channels + c, mask=inside, other=0.0)
     unbiased = var * count / tl.maximum(count - 1, 1.0)
     out += s * 6 * channels + c
-    tl.store(out, old_mean + follow * (mean - old_mean), mask=inside)
-    tl.store(out + channels, old_var + follow * (unbiased - old_var), mask=inside)
+    new_mean = tl.where(count > 1, old_mean + momentum * (mean - old_mean), old_mean)
+    new_var = tl.where(count > 1, old_var + momentum * (unbiased - old_var), old_var)
+    tl.store(out, new_mean, mask=inside)
+    tl.store(out + channels, new_var, mask=inside)
     tl.store(out + 2 * channels, mean, mask=inside)
     tl.store(out + 3 * channels, inverse, mask=inside)
     tl.store(out + 4 * channels, scale, mask=inside)

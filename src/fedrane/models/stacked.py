@@ -185,6 +185,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddin
 class _Normalise(Function):
     """(N, …, C), of which some rows are live, to mean 0 and deviation 1 over those.
 
+    A single value of a channel becomes the bias and leaves the running statistics as they are (torch refuses it).
     Gives the output and lines of C numbers: the running mean and variance after this batch, then what kernels need.
     """
 
@@ -201,8 +202,9 @@ class _Normalise(Function):
         wide = x.to(weight.dtype)
         mean, var = _moments(wide, live)
         fresh = torch.stack([mean, var * count / (count - 1).clamp(min=1)])
-        new = old + (count > 0).to(old.dtype) * momentum * (fresh - old)
-        scale = weight * torch.rsqrt(var + eps)
+        # A single value has no variance: taken for 0 it would draw the running one down, and blow up the dead rows.
+        new = torch.where(count > 1, old + momentum * (fresh - old), old)
+        scale = torch.where(count > 1, weight * torch.rsqrt(var + eps), 0)
         y = torch.addcmul(bias, wide - mean, scale)  # of a single value exactly the bias: a ReLU sees its sign
         return y.to(x.dtype), new
 

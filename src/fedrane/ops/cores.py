@@ -76,7 +76,7 @@ def keep(ctx: Context) -> dict[str, Any]:
 def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
     """As many numbers as came down, for the next round: first those never had, then by chance with weights b^|p|."""
     client, count = ctx.client, len(ctx.down.extra["which"])
-    base = (client.round * count / client.population).clamp(min=LEAST_BASE)
+    base = (client.round.double() * count / client.population).clamp(min=LEAST_BASE)
     # No weight counts beside never having had a core; the noise of a draw stays within 20.
     logits = relation.abs().double() * base.log() + torch.where(had > 0, 0.0, 1e6)
     return draw(torch.where(numbers(client) == client.index, -torch.inf, logits), count, key)

@@ -86,8 +86,7 @@ def _inverse(square, roots, terms, live, penalty, out, scratch, strength, tiny, 
 
 @triton.jit
 def _weigh(
-    inverse, spread, live, weights, change, settled, tolerance, size,
-    EXACT: tl.constexpr, P: tl.constexpr,
+    inverse, spread, live, weights, change, settled, tolerance, size, P: tl.constexpr
 ):  # fmt: skip
     """The next B, given H and HS; left as it is where it has settled."""
     row = tl.arange(0, P)
@@ -98,11 +97,8 @@ def _weigh(
     alive = tl.load(live + s * size + row, mask=row < size, other=0).to(tl.int1)
     found = tl.load(inverse + s * size * size + at, mask=inside, other=0.0)
     diagonal = tl.sum(tl.where(same, found, 0.0), 0)
-    if EXACT:
-        moved = tl.load(spread + s * size * size + at, mask=inside, other=0.0)
-        found = moved + found * ((1.0 - tl.sum(tl.where(same, moved, 0.0), 0)) / diagonal)[None, :]
-    else:
-        found /= diagonal[None, :]
+    moved = tl.load(spread + s * size * size + at, mask=inside, other=0.0)
+    found = moved + found * ((1.0 - tl.sum(tl.where(same, moved, 0.0), 0)) / diagonal)[None, :]
     found = tl.where(alive[:, None] & alive[None, :] & (row[:, None] != row[None, :]), -found, 0.0)
     old = tl.load(weights + s * size * size + at, mask=inside, other=0.0)
     length = tl.maximum(tl.sqrt_rn(tl.sum(tl.sum(found * found, 1), 0)), 1e-12)
@@ -118,12 +114,11 @@ def relate(
     live: Tensor,
     strength: float,
     alternations: int,
-    exact: bool,
     floor: float,
     tolerance: float,
     lowest: float,
 ) -> tuple[Tensor, Tensor]:
-    """B, and the change in the last alternation, for PᵀP (…, n, n); ``lowest`` as in ``graph.inverse_root``."""
+    """B in its exact form, and its last change, for PᵀP (…, n, n); ``lowest`` as in ``graph.inverse_root``."""
     shape, size = square.shape, square.shape[-1]
     square, live = square.reshape(-1, size, size).contiguous(), live.reshape(-1, size).contiguous()
     many, side = len(square), max(16, triton.next_power_of_2(size))
@@ -139,8 +134,8 @@ def relate(
             _roots[(many, len(shifts))](product, live, shifts, shares, roots, scratch, floor, size, **kind)
         terms = len(shifts) if number else 0
         _inverse[(many,)](square, roots, terms, live, penalty, inverse, scratch, strength, tiny, size, **kind)
-        spread = torch.bmm(inverse, penalty) if exact else inverse
-        _weigh[(many,)](inverse, spread, live, weights, change, settled, tolerance, size, EXACT=exact, **kind)
+        spread = torch.bmm(inverse, penalty)
+        _weigh[(many,)](inverse, spread, live, weights, change, settled, tolerance, size, **kind)
     return weights.reshape(shape), change.reshape(shape[:-2])
 
 

@@ -47,7 +47,7 @@ class Bargain(NamedTuple):
     """max |p ∘ Mp − w|, of the ridged system where there is a ridge."""
     iterations: int
     ridge: float
-    """Added to the unit diagonal, where no agreement exists without it."""
+    """Added to the unit diagonal, where no agreement exists without it, or none that float64 reaches."""
     excluded: tuple[int, ...]
     """Clients whose deviation is zero or not finite."""
     moves: bool
@@ -214,7 +214,8 @@ def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") 
 
 
 def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, int, float]:
-    """The solution with the smallest ridge that has one: where some p ≥ 0 has Gp = 0, none exists without."""
+    """The solution with the smallest ridge that has one within reach: where some p ≥ 0 has Gp = 0, none exists without,
+    and where one nearly has, p is so large that rounding, which grows with p², hides it."""
     start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact where all deviations are equal
     spent = 0
     for ridge, least in RIDGES.items():

@@ -1,0 +1,88 @@
+"""Methods whose parameters can be set so that another method is left: the same bytes, under every normalisation policy.
+
+A method that trains two models in a client, or keeps one beside the global one, must not let them touch each other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from asserts import same_bytes
+from fedrane import Algorithm, Model, Result, conformance
+from fedrane.methods.ditto import Ditto
+from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.fedbabu import FedBABU
+from fedrane.methods.fedmtl import FedMTL
+from fedrane.methods.fedprox import FedProx
+from fedrane.methods.fedrane import FedRANE
+from fedrane.methods.fedrod import FedRoD
+from fedrane.methods.local import Local
+from fedrane.methods.moon import MOON
+from fedrane.methods.spherefed import SphereFed
+from fedrane.models.norms import POLICIES
+
+Read = Callable[[Result], Any]
+
+
+@dataclass(frozen=True)
+class FixedHead(Algorithm):
+    """FedAvg under a head that stays as it was drawn."""
+
+    def trains(self, name: str) -> bool:
+        return not name.startswith("head.")
+
+
+def of_server(result: Result) -> Model:
+    """The server's model, without what a method adds to the network."""
+    return _common(result.server.model)
+
+
+def of_clients(result: Result) -> dict[str, Model]:
+    """The models that the clients keep."""
+    return {str(k): _common(own.model) for k, own in result.owns.items()}
+
+
+def of_layers(result: Result) -> dict[str, Model]:
+    """What the clients keep of the model that is averaged."""
+    kept = {k: Model(**own.extra["global"]) if "global" in own.extra else own.model for k, own in result.owns.items()}
+    return {str(k): _common(model) for k, model in kept.items()}
+
+
+def _common(model: Model) -> Model:
+    mine = ("body.", "head.")
+    return Model(*({name: value for name, value in part.items() if name.startswith(mine)} for part in model))
+
+
+PLAIN = {"lra": False, "gne": False}
+REDUCTIONS: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm], tuple[Read, ...]]] = {
+    "ditto": (lambda: Ditto(0.7), FedAvg, (of_server, of_layers)),
+    "ditto-twice": (lambda: Ditto(0.7, personal_steps=2), FedAvg, (of_server, of_layers)),
+    "ditto-alone": (lambda: Ditto(0.0), Local, (of_clients,)),
+    "fedprox": (lambda: FedProx(0.0), FedAvg, (of_server, of_layers)),
+    "fedrod": (lambda: FedRoD(0.0), FedAvg, (of_server, of_layers)),
+    "moon": (lambda: MOON(0.0), FedAvg, (of_server, of_layers)),
+    "fedrane": (lambda: FedRANE(**PLAIN, head="linear", loss="ce"), FedAvg, (of_server,)),  # type: ignore[arg-type]
+    "spherefed": (lambda: SphereFed(calibrate=False), lambda: FedRANE(**PLAIN), (of_server, of_clients)),  # type: ignore[arg-type]
+    "fedbabu": (FedBABU, FixedHead, (of_server,)),
+    "fedmtl": (lambda: FedMTL(0.0), Local, (of_clients,)),
+}
+
+
+@pytest.mark.parametrize("norm", POLICIES)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_method_reduced_is_the_other_bit_for_bit(name: str, norm: str) -> None:
+    special, plain, reads = REDUCTIONS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is so is said
+        methods = [make() for make in (special, plain)]
+    settings: dict[str, Any] = {"norm": norm, "rounds": 4, "weight_decay": 0.01}
+    if plain is not Local:  # one who comes late starts from the model as it then is, which Local's never becomes
+        settings |= {"participation": 0.6, "dropout": 0.2}
+    runs = [conformance.trained(method, finale=False, momentum=0.5, **settings) for method in methods]
+    for read in reads:
+        same_bytes(*map(read, runs))
