@@ -10,7 +10,7 @@ DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 # on two that must share their cores with anything else.
 demo test test-deploy mutations: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-deploy mutations check bench clean
+.PHONY: help demo test test-deploy mutations check resolve package bench clean
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
@@ -37,6 +37,12 @@ mutations: $(READY) ## Put one defect at a time into the library; fails where no
 test-deploy: $(READY) ## A federation with real processes, by the commands of docs/deploy.md (minutes)
 	$(BIN)/pytest -v tests/deploy --durations=0 --durations-min=1
 
+resolve: $(READY) ## Whether what pyproject.toml and constraints.txt allow can be installed elsewhere (metadata alone)
+	$(BIN)/python tests/install/resolve.py
+
+package: $(READY) ## Build sdist and wheel, and try them in a new environment, also with the lowest versions (minutes)
+	$(BIN)/python tests/install/package.py
+
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/[!_]*.py; do \
 		[ -e "$$program" ] || continue; \
@@ -48,10 +54,17 @@ clean: ## Remove what make has made: .venv, caches, build files (runs/ stays)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# An environment of another Python than the one asked for is made anew.
+VERSION := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
+ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
+.PHONY: $(READY)
+ANEW := --clear
+endif
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(ANEW) .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,flower]'
 	@touch $@

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,16 @@ class Ended(NamedTuple):
     @property
     def killed(self) -> bool:
         return self.status == -signal.SIGKILL
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """One clear line on standard error, and exit code 2."""
+    assert ended.status == 2, ended
+    assert not ended.stdout
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    for word in words:
+        assert word in ended.stderr
 
 
 class Process:
@@ -83,9 +93,11 @@ class Driver:
         env: Mapping[str, str] | None = None,
         limit: int = 0,
         sabotage: Mapping[str, Any] | None = None,
+        absent: Sequence[str] = (),
         stdout: Path | None = None,
     ) -> Process:
-        """``limit`` is the largest file the command may write; ``sabotage`` is where it kills itself."""
+        """``limit`` is the largest file the command may write; ``sabotage`` is where it kills itself; modules that
+        are ``absent`` cannot be imported, as if they were not installed."""
         self.started += 1
         stdout, stderr = stdout or self.scratch / f"{self.started}.out", self.scratch / f"{self.started}.err"
         request = {
@@ -94,6 +106,7 @@ class Driver:
             "env": dict(env or {}),
             "limit": limit,
             "sabotage": sabotage,
+            "absent": list(absent),
             "stdout": str(stdout),
             "stderr": str(stderr),
         }

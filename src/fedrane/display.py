@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedrane import extras
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.partition import Partitioning
-from fedrane.errors import ConfigError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
@@ -144,10 +144,9 @@ class TensorBoard(Callback):
     """Scalars for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("TensorBoard is not installed", remedy="pip install 'fedrane[report]'") from error
+        extras.require("report", "TensorBoard", "torch.utils.tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self.folder, self.open = folder, SummaryWriter
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:

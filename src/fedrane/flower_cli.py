@@ -14,12 +14,15 @@ import typer
 
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
+from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
 from fedrane.terminal import Words, experiment_of, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
+APP = "fedrane.flower_app"
+"""It imports Flower, which is an extra."""
 DAYS = 30
 """A trial's certificates hold for a month."""
 
@@ -110,7 +113,8 @@ def new_command(
     The experiment's dataset is looked at for the form of the inputs (shape, classes, mean and deviation) alone; a small
     sample of the same kind as the clients' rows will do.
     """
-    from fedrane.flower_app import App  # Flower is an extra
+    require("flower", "fedrane flower new", APP)
+    from fedrane.flower_app import App
 
     experiment = experiment_of(words)
     if folder.exists() and any(folder.iterdir()):
@@ -144,6 +148,7 @@ def deal_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write client-0.npz and so on.")],
 ) -> None:
     """For a trial: deal the experiment's dataset out into one file for each client, as a local run would."""
+    require("flower", "fedrane flower deal", APP)
     from fedrane.flower_app import EXPERIMENT
 
     found = list(app.glob(f"*/{EXPERIMENT}"))
@@ -171,6 +176,7 @@ def certs_command(
     In production, use certificates of your organisation's CA, and let each node make its own key:
     ssh-keygen -t ecdsa -b 384 -N "" -f node.
     """
+    require("flower", "fedrane flower certs", "cryptography")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", "keys in use would be overwritten", "Name another folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -263,6 +269,7 @@ def predict_command(
     whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
 ) -> None:
     """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
+    require("flower", "fedrane flower predict", APP)
     from fedrane.flower_app import App, ended_last, models
 
     experiment, found = App.read(ended_last(folder)).experiment, models(folder)

@@ -86,6 +86,7 @@ def run(
     network (which keeps the weights it holds) or a function (input shape, classes) → network (which starts from the
     seed), whose classifier the experiment names as ``model_head``.
     """
+    engines.check(experiment.engine)
     folder = None if out is None else Folder(out)
     if folder:
         folder.require_free()

@@ -59,6 +59,8 @@ def child(request: dict[str, Any]) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["limit"], request["limit"]))
     if request["sabotage"]:
         sabotage(**request["sabotage"])
+    for name in request["absent"]:
+        sys.modules.update(dict.fromkeys([name, *(m for m in sys.modules if m.startswith(f"{name}."))]))
     status = command(request["argv"])
     sys.stdout.flush()
     return status

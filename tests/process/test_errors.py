@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import OWN, TINY, Driver, Ended, checkpoints, executable, same_run
+from harness import OWN, TINY, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
-
-
-def refused(ended: Ended, *words: str) -> None:
-    assert ended.status == 2, ended
-    assert not ended.stdout
-    assert ended.stderr.startswith("error: ")
-    assert ended.stderr.count("\n") == 1, ended.stderr
-    for word in words:
-        assert word in ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +32,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     [
         (["dataset=fmist"], ["fmist", "'fmnist'"]),
         (["dataset=digits", "model=ml"], ["'ml'", "'mlp'"]),
+        (["dataset=digits", "engine=stackd"], ["'stackd'", "'stacked'"]),
         (["method=fedavgg"], ["fedavgg", "'fedavg'", "path.py:Class"]),
         (["method=nowhere.py:Mine"], ["nowhere.py"]),
         ([f"method={OWN}:Glidin"], ["Glidin", "'Gliding'"]),
@@ -85,6 +77,7 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["--seeds", "0"], ["--seeds"]),
         (["--methods", "local", "fedavg.glide=1"], ["fedavg"]),
         (["dataset=fmist"], ["'fmnist'"]),
+        (["dataset=digits", "engine=stackd"], ["'stacked'"]),
     ],
 )
 def test_a_mistake_in_a_comparison(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:

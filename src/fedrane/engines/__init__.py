@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedrane import extras
 from fedrane.algorithm import Algorithm
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import REMOTE
@@ -65,13 +66,15 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
 
 
 def check(name: str) -> None:
-    """Whether there is such an engine, on this machine alone."""
+    """Whether there is such an engine, on this machine alone, with what it needs."""
     if name == REMOTE:
         raise ConfigError(
             "this run is of a federation of several machines", "its clients' rows are with them", "Go on with: flwr run"
         )
     if name not in ENGINES:
         raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, ENGINES))
+    if name in FLOWER:
+        _simulation()
 
 
 def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
@@ -80,12 +83,9 @@ def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
 
 
 def _simulation() -> Any:
-    try:
-        from fedrane.engines import simulation  # Flower and Ray are an extra, and slow to import
-    except ImportError as error:
-        raise ConfigError(
-            f"engine=flower cannot be used: {error}", "Flower is not installed", "pip install 'fedrane[flower]'"
-        ) from error
+    extras.require("flower", "engine=flower", "fedrane.engines.simulation")
+    from fedrane.engines import simulation  # Flower and Ray are slow to import
+
     return simulation
 
 

@@ -7,17 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from fedrane import display
+from fedrane import display, extras
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL
 from fedrane.comparison import Cell
 from fedrane.data.partition import Partitioning
-from fedrane.errors import ConfigError
 from fedrane.report import measures, plots
 from fedrane.report.features import Points
 from fedrane.report.measures import ANSWERS, COSINE, Grid
@@ -68,11 +66,7 @@ class Absent:
 
 def require() -> None:
     """What the page is made with must be there."""
-    for package in ("plotly", "jinja2"):
-        if find_spec(package) is None:
-            raise ConfigError(
-                f"{package} is not installed", "the page is made with it", "pip install 'fedrane[report]'"
-            )
+    extras.require("report", "the page", "plotly.offline", "jinja2")
 
 
 def html(
