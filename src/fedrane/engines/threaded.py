@@ -43,6 +43,7 @@ class Threaded(Sequential):
             finally:
                 self.idle.put(worker)
 
+        before = torch.get_num_threads()
         with ThreadPoolExecutor(self.threads, "client", _one_thread) as pool:
             longest_first = sorted(range(len(items)), key=lambda place: -sizes[place])
             futures = {place: pool.submit(one, place) for place in longest_first}
@@ -50,7 +51,7 @@ class Threaded(Sequential):
                 return [futures[place].result() for place in range(len(items))]
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-                torch.set_num_threads(self.threads)  # for threads that others start later
+                torch.set_num_threads(before)  # for threads that others start later
 
 
 class Worker(Sequential):
@@ -78,7 +79,9 @@ class Worker(Sequential):
         return super().step(ctx, work, rows, key)
 
     def finish(self, ctx: Context, work: Work) -> Done:
-        return super().finish(ctx, self._taken_up(work))
+        """As it comes back from a process: sums over what is merged run in the order in which it lies."""
+        done: Done = pytree.tree_map_only(Tensor, Tensor.contiguous, super().finish(ctx, self._taken_up(work)))
+        return done
 
     def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
         """With this client laid on it; none if steps cannot be recorded."""
