@@ -331,20 +331,19 @@ class _Loop:
             callback.message(text)
 
     def go(self, checkpoint: Checkpoint | None, history: list[Metrics]) -> Result:
-        e = self.experiment
-        with limited(e.threads):
-            stages = list(self._stages())
-        with limited(engines.arithmetic(e.engine, e.threads)):
-            return self._go(stages, checkpoint, history)
-
-    def _go(self, stages: list[_Stage], checkpoint: Checkpoint | None, history: list[Metrics]) -> Result:
-        self.history = history
+        e, self.history = self.experiment, history
         if checkpoint is None:
             self.server, done = self.algorithm.init(self.task, self.federation.roster), 0
         else:
             self.server, self.owns, done = checkpoint.server, dict(checkpoint.owns), checkpoint.round
+        with limited(e.threads):
+            stages = list(self._stages())
+        with limited(engines.arithmetic(e.engine, e.threads)):
+            return self._rounds(stages, done)
+
+    def _rounds(self, stages: list[_Stage], done: int) -> Result:
         for callback in self.callbacks:
-            callback.begin(self.experiment, self.federation, history, len(stages))
+            callback.begin(self.experiment, self.federation, self.history, len(stages))
         finished = True
         stalled = False
         for stage in stages[done:]:

@@ -314,8 +314,8 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
     if not panels:
         return Absent("Time and bytes to an accuracy: no run has been evaluated yet.")
     lead = (
-        "Mean over seeds. Time is that of training, on the machine the runs were made on; evaluation and warm-up are not "
-        "counted: what the first round of a process takes beyond the usual (imports, compilation)."
+        "Mean over seeds. Time is that of training, on the machine the runs were made on; evaluation and warm-up are "
+        "not counted: what the first round of a process takes beyond the usual (imports, compilation)."
     )
     return Section("cost", "Cost", lead, panels, legend="lines", remarks=remarks)
 
