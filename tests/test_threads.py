@@ -252,6 +252,15 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
     assert Folder(tmp_path / "run").read_config().engine == "processes", "what it was begun with"
 
 
+@pytest.mark.parametrize("method", ["fedmtl", "fedrane"])
+def test_a_resumed_worker_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    """What clients keep lies channels last while they train, and not so in a checkpoint."""
+    experiment = quick(method=method, model="convnet", engine="threaded", threads=2, batch=16, lr=0.05)
+    whole = fedrane.run(experiment, dataset=pictures())
+    fedrane.run(experiment, tmp_path / "run", dataset=pictures(), stop=lambda: True)
+    same_end(whole, fedrane.resume(tmp_path / "run", dataset=pictures()))
+
+
 def test_resumed_workers_are_no_more_than_there_are_cores(machine: Many, tmp_path: Path) -> None:
     fedrane.run(quick(engine="threaded", threads=4), tmp_path / "run", stop=lambda: True)
     machine(2)
