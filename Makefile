@@ -6,10 +6,6 @@ READY := .venv/.ready
 DEMO_METHODS := fedavg,spherefed,fedrane
 DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
-# The networks of the tests and of the demo are small: on one thread they are as fast as on two, and far faster than
-# on two that must share their cores with anything else.
-demo test test-deploy mutations: export OMP_NUM_THREADS := 1
-
 .PHONY: help demo test test-deploy mutations check resolve package bench clean
 .DEFAULT_GOAL := help
 

@@ -1,5 +1,6 @@
 """For all tests: property tests have no deadline (a loaded machine is no defect) and are the same in every run; without
-a GPU its kernels are interpreted."""
+a GPU its kernels are interpreted. Hooks and engines that a test calls by itself compute on one thread, as a run of
+their size would: on a busy machine more of them take many times as long."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
+torch.set_num_threads(1)
 if not torch.cuda.is_available():  # Triton must know before it is imported, by whomever
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -155,6 +155,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         was = saved.get(key)
         settled = (
             now == "auto"
+            or (key == "threads" and now == 0)
             or (key == "clients" and clients_given)
             or (key in ("dataset", "model") and was == str(Path(now).resolve()))
         )

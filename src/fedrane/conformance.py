@@ -25,6 +25,7 @@ from fedrane.experiment import Experiment
 from fedrane.folder import TIMINGS, Checkpoint, Folder
 from fedrane.run import Result, run
 from fedrane.task import Batch, Context, Model, State
+from fedrane.threads import limited
 
 CLASSES, FEATURES = 3, 6
 TOLERANCE = 1e-9
@@ -42,7 +43,8 @@ def need(holds: bool, found: str) -> None:
 def check(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> str | None:
     """What is wrong, or nothing."""
     try:
-        law(algorithm)
+        with limited(1):
+            law(algorithm)
     except Broken as broken:
         return f"{title(law)}: {broken}"
     except Exception as error:  # noqa: BLE001 - whatever a method raises, it is the method that fails

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedrane import methods
+from fedrane import methods, threads
 from fedrane.algorithm import Algorithm
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
@@ -67,6 +67,8 @@ class Experiment:
     """Stop when the validation accuracy has not risen for so many evaluations; 0 trains all rounds."""
     seed: int = 0
     engine: str = "auto"
+    threads: int = 0
+    """Threads of one operation, or workers of the engines ``threaded`` and ``processes``; 0 goes by the work."""
     device: str = "auto"
     precision: str = "auto"
     eval_every: int = 1
@@ -325,6 +327,8 @@ def _check(e: Experiment) -> None:
         "Set for instance validation=0.1 as well",
     )
     need(e.seed >= 0, "seed", "it is a whole number from 0", "Use seed=0")
+    most = threads.MOST
+    need(0 <= e.threads <= most, "threads", "it counts threads", f"Use 0 (goes by the work), or 1 to {most}")
     need(e.image_size >= 0, "image_size", "it is a side in pixels", "Use 0 to leave images as they are")
     need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
     check_policy(e.norm)

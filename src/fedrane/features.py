@@ -13,6 +13,7 @@ from fedrane.algorithm import Algorithm
 from fedrane.data.streams import permutation
 from fedrane.errors import DataError
 from fedrane.task import Task
+from fedrane.threads import limited
 
 SAMPLES = 2000
 """Test rows in a picture, as in the paper."""
@@ -39,8 +40,9 @@ def seen_by_head(
     seen: list[Tensor] = []
     watch = task.parts["head"].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     try:
-        for begin in range(0, len(rows), chunk):
-            answer(rows[begin : begin + chunk])
+        with limited(1):
+            for begin in range(0, len(rows), chunk):
+                answer(rows[begin : begin + chunk])
     finally:
         watch.remove()
     together: NDArray[np.float64] = torch.cat([z.flatten(1) for z in seen]).double().cpu().numpy()
@@ -63,6 +65,7 @@ def embed(features: NDArray[np.float64]) -> NDArray[np.float64]:
     if features.shape[1] == 1:
         features = np.hstack([features, np.zeros_like(features)])
     perplexity = min(PERPLEXITY, max(1.0, (len(features) - 1) / 3))
-    placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+    with limited(1):  # a picture does not depend on the machine's cores
+        placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
     middle, spread = placed.mean(0), placed.std()
     return ((placed - middle) / (spread or 1.0)).astype(np.float64)  # type: ignore[no-any-return]

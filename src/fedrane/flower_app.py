@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,7 @@ from fedrane.run import (
     pick_device,
 )
 from fedrane.task import Client, Model, State, Task
+from fedrane.threads import limited
 
 EXPERIMENT, INPUTS, FINAL = "experiment.toml", "inputs.json", "final.safetensors"
 LOG = logging.getLogger("flwr")
@@ -163,7 +165,8 @@ class AppHome:
         federation = Federation(task, *pools, split, order.batch, e.seed, e.augment)
         store = Store(own_folder(context), context.state, order.key)
         counts = bool(context.node_config.get("class-counts", False))
-        return Site(number, len(parts[0]), algorithm_at(app.experiment, order.round), federation, store, counts)
+        algorithm, threads = algorithm_at(app.experiment, order.round), app.experiment.threads
+        return Site(number, len(parts[0]), algorithm, federation, store, counts, threads)
 
     def conclude(self, site: Site, order: Order, whole: Model | None, personal: Model | None) -> None:
         nothing, folder = Model({}, {}), site.store.folder
@@ -352,7 +355,7 @@ def server(folder: Path) -> ServerApp:
 def serve(app: App, settings: Settings, grid: Grid) -> None:
     """A run from its start, or from its last checkpoint; a finished one hands its models out to who has come."""
     folder = Folder(Path(settings.out).expanduser().absolute())
-    experiment = app.experiment.replace(engine=REMOTE)
+    experiment = _served(app.experiment)
     app = app._replace(experiment=experiment)
     fleet = Fleet(
         grid,
@@ -366,6 +369,9 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
         tell=lambda text: LOG.warning("%s", text),
     )
     fresh = not folder.holds_run()
+    cleanup = ExitStack()
+    cleanup.callback(folder.close)
+    cleanup.enter_context(limited(1))
     try:
         facts = _begin(app, folder, fleet, settings.wait) if fresh else _continue(app, folder, fleet)
         loop = RemoteLoop(app, _register(app, settings, facts["labels"]), fleet, folder)
@@ -383,7 +389,12 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
         LOG.error("%s", error)
         raise
     finally:
-        folder.close()
+        cleanup.close()
+
+
+def _served(experiment: Experiment) -> Experiment:
+    """As the server's folder has it: its own arithmetic is merging, for which one thread is enough on any machine."""
+    return experiment.replace(engine=REMOTE, threads=experiment.threads or 1)
 
 
 def _begin(app: App, folder: Folder, fleet: Fleet, wait: float) -> dict[str, Any]:
@@ -414,7 +425,7 @@ def _begin(app: App, folder: Folder, fleet: Fleet, wait: float) -> dict[str, Any
 
 def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
     folder.open()
-    if folder.read_config().to_dict() != app.experiment.to_dict():
+    if _served(folder.read_config()).to_dict() != app.experiment.to_dict():
         raise ConfigError(
             f"{folder.path} holds a run of another experiment",
             f"its config.toml differs from the app's {EXPERIMENT}",

@@ -32,8 +32,8 @@ CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 FACTS, PARTITION = "facts.json", "partition.npz"
 KEPT = 2
 FORMAT = 1
-TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second"})
-"""The entries of a metrics line that differ from one run to the next."""
+TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
+"""The entries of a metrics line or a summary that differ from one run to the next."""
 
 
 class Checkpoint(NamedTuple):

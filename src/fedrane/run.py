@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +16,14 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, sources, tree
+from fedrane import data, engines, loading, models, sources, timing, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
 from fedrane.data.dataset import Dataset
 from fedrane.data.own import MapStyle, from_torch
 from fedrane.engines import Engine, Trained
+from fedrane.engines.processes import impossible
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
 from fedrane.experiment import PYTHON, Experiment
@@ -32,6 +32,7 @@ from fedrane.folder import FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
+from fedrane.threads import cores, limited
 
 PHASES = TRAIN, MERGE, EVALUATE, SAVE = ("train", "merge", "evaluate", "save a checkpoint")
 """The parts of a round, by the names they have in a trace."""
@@ -90,12 +91,14 @@ def run(
     folder = None if out is None else Folder(out)
     if folder:
         folder.require_free()
-    rows = as_dataset(experiment, dataset)
-    experiment = resolve(experiment, rows, dataset is not None, model is not None)
-    partition = make_partition(experiment, rows)
-    experiment = experiment.replace(clients=len(partition.clients))
-    loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
     with ExitStack() as cleanup:
+        most = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
+        rows = as_dataset(experiment, dataset)
+        experiment = resolve(experiment, rows, dataset is not None, model is not None)
+        partition = make_partition(experiment, rows)
+        experiment = experiment.replace(clients=len(partition.clients))
+        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
+        experiment = loop.choose_engine(most)
         if folder:
             cleanup.callback(folder.close)
             if experiment.method_name.startswith("__main__:"):
@@ -124,12 +127,15 @@ def resume(
         folder.open()
         experiment = folder.read_config()
         engines.check(experiment.engine)
+        pick_device(experiment.device)
+        most = cleanup.enter_context(limited(1))
         rows = as_dataset(experiment, dataset)
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
         checkpoint, problems = folder.newest(loop.task.device)
         for problem in problems:
             loop.tell(f"{problem} Going on from an older checkpoint.")
+        experiment = loop.choose_engine(most, resumed=True)
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
 
@@ -308,19 +314,43 @@ class _Loop:
         self.history: list[Metrics] = []
         self.owns: dict[int, State] = {}
 
+    warm = False
+    """Whether this process has trained a round of it."""
+
+    def choose_engine(self, most: int, resumed: bool = False) -> Experiment:
+        """The engine and its threads, where they were left open; a run that is resumed keeps its own, as far as this
+        machine has them."""
+        engine, threads = self.experiment.engine, self.experiment.threads
+        if resumed and engine == "processes" and (why := impossible()):
+            engine = "threaded"
+            self.tell(f"engine=processes cannot be used here: {why}. Going on with engine=threaded, to the same bits")
+        engine, threads = engines.choose(engine, threads, self.algorithm, self.federation, most)
+        if resumed and engine in engines.WORKERS:
+            threads = min(threads, most)  # they decide how fast it goes, and nothing else
+        elif resumed and threads > cores():
+            here = f"this machine has {cores()}"
+            self.tell(f"the run was begun on {threads} threads, and {here}: last digits may differ, and it may be slow")
+        self.experiment = self.experiment.replace(engine=engine, threads=threads)
+        return self.experiment
+
     def tell(self, text: str) -> None:
         for callback in self.callbacks:
             callback.message(text)
 
     def go(self, checkpoint: Checkpoint | None, history: list[Metrics]) -> Result:
-        self.history = history
+        e, self.history = self.experiment, history
         if checkpoint is None:
             self.server, done = self.algorithm.init(self.task, self.federation.roster), 0
         else:
             self.server, self.owns, done = checkpoint.server, dict(checkpoint.owns), checkpoint.round
-        stages = list(self._stages())
+        with limited(e.threads):
+            stages = list(self._stages())
+        with limited(engines.arithmetic(e.engine, e.threads)):
+            return self._rounds(stages, done)
+
+    def _rounds(self, stages: list[_Stage], done: int) -> Result:
         for callback in self.callbacks:
-            callback.begin(self.experiment, self.federation, history, len(stages))
+            callback.begin(self.experiment, self.federation, self.history, len(stages))
         finished = True
         stalled = False
         for stage in stages[done:]:
@@ -357,6 +387,8 @@ class _Loop:
         record: Metrics = {"round": number, "cohort": answered, "lost": lost}
         rows = 0
         if answered:
+            if not self.warm:
+                record[timing.WARMUP] = self.warm = True
             rate = self._rate(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
@@ -504,13 +536,13 @@ def best_of(measured: Sequence[Metrics], whose: str) -> Metrics:
 
 def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
     """The last evaluation and the best one of each measure, by name and round."""
-    speeds = [r["samples_per_second"] for r in history if r["cohort"]]
     summary: Metrics = {
         "method": experiment.method_name,
         "seed": experiment.seed,
         "rounds": history[-1]["round"] if history else 0,
         "seconds": sum(r["seconds"] + r["eval_seconds"] for r in history),
-        "samples_per_second": statistics.median(speeds) if speeds else 0.0,
+        "warmup_seconds": timing.warmup(history, experiment.rounds),
+        "samples_per_second": timing.speed(history, experiment.rounds),
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }

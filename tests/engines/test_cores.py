@@ -21,13 +21,15 @@ import torch
 
 import fedrane
 from asserts import close, untimed
-from fedrane import conformance, engines, tree
+from fedrane import conformance, tree
 from fedrane.data.dataset import Dataset
-from fedrane.engines import Processes, Sequential, Stacked, Threaded, recording, threaded
+from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
 from fedrane.engines.processes import impossible
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
+from fedrane.folder import Folder
 from fedrane.methods import METHODS
+from fedrane.run import _Loop
 from fedrane.task import Model
 from problems import federation, quick, table
 
@@ -358,33 +360,26 @@ def test_processes_are_refused_where_a_fork_is_not_safe(monkeypatch: pytest.Monk
         fedrane.run(quick(engine="processes", device="cpu"))
 
 
-class Chosen(Exception):  # noqa: N818 - ends a run before it begins
-    pass
-
-
 @pytest.mark.parametrize(
     ("settings", "cores", "engine"),
     [
-        ({"model": "mlp", "clients": 10}, 16, Stacked),
-        ({"model": "mlp", "clients": 2}, 3, Stacked),
-        ({"model": "convnet", "clients": 10, "batch": 16}, 3, Stacked),  # on images of 8 × 8
-        ({"model": "convnet", "clients": 10, "batch": 128, "partition": {"kind": "iid"}}, 16, Threaded),
-        ({"model": "resnet18", "clients": 10}, 3, Threaded),
-        pytest.param({"model": "resnet18", "clients": 10}, 4, Processes, marks=FORKS),
+        ({"model": "mlp", "clients": 10}, 16, "stacked"),
+        ({"model": "mlp", "clients": 2}, 3, "stacked"),
+        ({"model": "convnet", "clients": 10, "batch": 16}, 3, "stacked"),  # on images of 8 × 8
+        ({"model": "convnet", "clients": 10, "batch": 128, "partition": {"kind": "iid"}}, 16, "threaded"),
+        ({"model": "resnet18", "clients": 10}, 3, "threaded"),
+        pytest.param({"model": "resnet18", "clients": 10}, 4, "processes", marks=FORKS),
     ],
 )
 def test_auto_goes_by_the_work_of_a_step_and_the_cores(
-    settings: dict[str, Any], cores: int, engine: type[Sequential | Stacked], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], cores: int, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And it is written down before the first round."""
     torch.set_num_threads(cores)
-
-    def spy(algorithm: Any, federation: Any) -> Any:
-        assert type(engines.automatic(algorithm, federation)) is engine
-        raise Chosen
-
-    monkeypatch.setitem(engines.ENGINES, "auto", spy)
-    with pytest.raises(Chosen):
-        fedrane.run(quick(engine="auto", device="cpu", **settings))
+    monkeypatch.setattr(_Loop, "_one_round", lambda loop, stage: True)
+    result = fedrane.run(quick(engine="auto", device="cpu", **settings), tmp_path / "run")
+    assert Folder(tmp_path / "run").read_config() == result.experiment
+    assert result.experiment.engine == engine
 
 
 def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:

@@ -30,7 +30,14 @@ def told(output: str) -> list[str]:
 def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Path) -> None:
     names = f"fedavg,fedprox,{OWN}:Broken,fedrane-wo-lra"
     command = (*TABLE, "--methods", names, "--seeds", "2", "--rounds", "2", *TINY)
-    planned = fedrane(*command, "--dry-run", "--json", cwd=tmp_path)
+    at_once = fedrane(*command, "--dry-run", "--json", cwd=tmp_path)
+    assert at_once.status == 0, at_once.stderr
+    assert [json.loads(line)["seconds"] for line in at_once.stdout.splitlines()] == [None] * 8, (
+        "nothing is recorded yet"
+    )
+    assert "of 8 cells the speed on this machine is not known" in at_once.stderr
+    assert "measuring" not in at_once.stderr
+    planned = fedrane(*command, "--dry-run", "--measure", "--json", cwd=tmp_path)
     cells = [json.loads(line) for line in planned.stdout.splitlines()]
     assert planned.status == 0, planned.stderr
     assert [(cell["method"].rpartition(":")[2], cell["seed"]) for cell in cells] == [

@@ -61,6 +61,23 @@ def test_what_a_target_costs(tmp_path: Path) -> None:
     assert math.isnan(never.seconds)
 
 
+def test_the_first_of_a_comparison_does_not_pay_for_the_start(tmp_path: Path) -> None:
+    """Folders that mark the round a process began with, and older ones, in which that is round 1."""
+    for name, mark in (("first", {"warmup": True}), ("older", {}), ("warm", {})):
+        slow = 2.0 if name == "warm" else 30.0
+        records = [
+            folders.record(1, seconds=slow, samples_per_second=100.0 * 2 / slow, **mark),
+            *(folders.record(r) for r in (2, 3)),
+        ]
+        folders.write(tmp_path / name, records, name=name)
+    lines = lines_of(tmp_path)
+    for curve in measures.curves(lines, "global"):
+        assert curve.seconds.tolist() == [2, 4, 6]
+    assert [cost.seconds for cost in measures.reached(lines, "global", 0.6)] == [2.0] * 3
+    assert [measures.mean_seconds(line) for line in lines] == [6.0] * 3
+    assert [measures.speed(line) for line in lines] == [100.0] * 3
+
+
 def test_targets_worth_asking_for(tmp_path: Path) -> None:
     """None beyond what anybody reaches; the first one is in reach of half of the lines."""
     for name, best in (("a", 0.97), ("b", 0.86), ("c", 0.3)):

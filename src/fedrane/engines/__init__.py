@@ -60,9 +60,23 @@ class Engine(Protocol):
 
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
-    """The engine of that name; ``auto`` takes the fastest that suits the device."""
+    """The engine of that name; one with workers has as many as torch has threads now."""
     check(name)
     return ENGINES[name](algorithm, federation)
+
+
+def choose(name: str, threads: int, algorithm: Algorithm, federation: Federation, most: int) -> tuple[str, int]:
+    """What ``auto`` and 0 threads come to where ``most`` threads may be used; what is said stays as it is."""
+    check(name)
+    if name == AUTO:
+        name = automatic(algorithm, federation, threads or most)
+    return name, threads or automatic_threads(name, algorithm, federation, most)
+
+
+def arithmetic(name: str, threads: int) -> int:
+    """Threads of an operation outside of the clients' training: where those have the cores, merging takes one, so that
+    the result does not depend on how many cores there are."""
+    return 1 if name in WORKERS else threads
 
 
 def check(name: str) -> None:
@@ -71,8 +85,8 @@ def check(name: str) -> None:
         raise ConfigError(
             "this run is of a federation of several machines", "its clients' rows are with them", "Go on with: flwr run"
         )
-    if name not in ENGINES:
-        raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, ENGINES))
+    if name not in (AUTO, *ENGINES):
+        raise ConfigError(f"engine={name!r} is not known", remedy=nearest(name, (AUTO, *ENGINES)))
     if name in FLOWER:
         _simulation()
 
@@ -107,16 +121,34 @@ MANY, HEAVY = 4, 20_000_000_000
 epoch of all clients takes so many multiply-adds, counted alike."""
 
 
-def automatic(algorithm: Algorithm, federation: Federation) -> Engine:
+LARGE, HALF_OF = 1_000_000_000, 16
+"""A stack whose step takes so many multiply-adds, counted alike, is spread over half of the cores, at most so many of
+them counted: smaller ones gain little, and lose much where others want the cores."""
+
+
+def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
     """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core, in processes where
     there are many cores and much to do."""
     device = federation.task.device.type
     work = 0.0 if device == "cuda" else _work_of_a_row(algorithm, federation)
     if federation.batch * work <= LIGHT:
-        return Stacked(algorithm, federation)
+        return "stacked"
     heavy = work * sum(map(len, federation.split.train)) >= HEAVY
-    many = device == "cpu" and torch.get_num_threads() >= MANY and not impossible()
-    return (Processes if many and heavy else Threaded)(algorithm, federation)
+    many = device == "cpu" and most >= MANY and not impossible()
+    return "processes" if many and heavy else "threaded"
+
+
+def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, most: int) -> int:
+    """As many as pay off on a machine that has other work too (docs/decisions/0013-threads.md). It goes by the
+    experiment and the machine, never by how busy that is: the same command gives the same bits."""
+    if name in WORKERS:
+        return most
+    if most == 1 or name in FLOWER or federation.task.device.type != "cpu":
+        return 1
+    step = federation.batch * _work_of_a_row(algorithm, federation)
+    if name == "stacked":
+        return max(1, min(most, HALF_OF) // 2) if step * federation.population >= LARGE else 1
+    return most if step > LIGHT else 1
 
 
 def _work_of_a_row(algorithm: Algorithm, federation: Federation) -> float:
@@ -156,10 +188,12 @@ Maker = Callable[[Algorithm, Federation], Engine]
 FLOWER: dict[str, Maker] = {"flower": _flower, "flower-bf16": partial(_flower, short=True)}
 """A simulated federation; the second sends numbers of 16 bits."""
 ENGINES: dict[str, Maker] = {
-    "auto": automatic,
     "sequential": Sequential,
     "stacked": Stacked,
     "threaded": Threaded,
     "processes": Processes,
     **FLOWER,
 }
+AUTO = "auto"
+WORKERS = ("threaded", "processes")
+"""Engines whose workers compute on one thread each."""

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.engines import Trained
+from fedrane.engines import Trained, automatic_threads
 from fedrane.engines.codec import Encoder, Layout, Refused, decode, digest, schema, sent_bytes
 from fedrane.engines.sequential import Sequential, stack_clients
 from fedrane.engines.store import NEVER, Kept, Store
@@ -32,6 +32,7 @@ from fedrane.evaluation import Tally, answer
 from fedrane.federation import Federation
 from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import Client, Context, Model, Roster, State, Task
+from fedrane.threads import limited
 from fedrane.tree import Tensors
 
 TRAIN, EVALUATE, QUERY, CONCLUDE = "train", "evaluate", "query", "evaluate.conclude"
@@ -547,6 +548,8 @@ class Site(NamedTuple):
     store: Store
     counts_classes: bool = True
     """Whether it tells the server how many rows of each class it has tested."""
+    threads: int = 0
+    """Those of an operation; 0 goes by the work."""
 
 
 class Home(Protocol):
@@ -575,6 +578,15 @@ def client_app(home: Home) -> ClientApp:
 
         return handle
 
+    def visiting(do: Callable[[Visit], RecordDict]) -> Callable[[Message, NodeContext], RecordDict]:
+        def work(message: Message, context: NodeContext) -> RecordDict:
+            with limited(1) as most:
+                visit = Visit(home, message, context)
+                with limited(visit.threads(most)):
+                    return do(visit)
+
+        return work
+
     @app.query()
     @answering
     def query(message: Message, context: NodeContext) -> RecordDict:
@@ -582,21 +594,9 @@ def client_app(home: Home) -> ClientApp:
         client, rows = home.client(context, key)
         return RecordDict({"me": ConfigRecord({"client": client, "rows": rows})})
 
-    @app.train()
-    @answering
-    def train(message: Message, context: NodeContext) -> RecordDict:
-        return Visit(home, message, context).train()
-
-    @app.evaluate()
-    @answering
-    def evaluate(message: Message, context: NodeContext) -> RecordDict:
-        return Visit(home, message, context).evaluate()
-
-    @app.evaluate("conclude")
-    @answering
-    def conclude(message: Message, context: NodeContext) -> RecordDict:
-        return Visit(home, message, context).conclude()
-
+    app.train()(answering(visiting(Visit.train)))
+    app.evaluate()(answering(visiting(Visit.evaluate)))
+    app.evaluate("conclude")(answering(visiting(Visit.conclude)))
     return app
 
 
@@ -613,6 +613,11 @@ class Visit:
         self.kept = self.site.store.settle(self.order.merged, self.order.keep)
         self.engine = Sequential(self.site.algorithm, self.site.federation)
         self.layout = Layout.from_text(self.order.layout)
+
+    def threads(self, most: int) -> int:
+        """As many as the sequential engine would take here, so that a client ends with the same bits."""
+        site = self.site
+        return site.threads or automatic_threads("sequential", site.algorithm, site.federation, most)
 
     def train(self) -> RecordDict:
         order, site = self.order, self.site

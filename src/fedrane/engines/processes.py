@@ -81,7 +81,7 @@ class Processes(Sequential):
                         raise FedraneError(
                             "a process that computed for clients has died",
                             "most often the machine ran out of memory",
-                            "Use fewer of them (OMP_NUM_THREADS=…) or engine=threaded",
+                            "Use fewer of them (threads=…) or engine=threaded",
                         ) from error
                     raise
 

@@ -101,20 +101,26 @@ class Sequential:
         ctx = self.context(server, own, self.federation.client(client, round, 0.0, 0))
         return self.algorithm.personal_model(self.federation.task, ctx)
 
-    @torch.no_grad()
     def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
-        task = self.federation.task
-        chunk = self.federation.batch if self.algorithm.depends_on_batch(task) else CHUNK
-        labels, losses = [], []
-        for begin in range(0, len(rows), chunk):
-            x, y = pool.take(rows[begin : begin + chunk])
-            live = torch.ones(len(y), dtype=torch.bool, device=y.device)
-            scores = self.algorithm.predict(task, model, x, live)
-            labels.append(scores.argmax(1))
-            losses.append(F.cross_entropy(scores, y, reduction="none"))
-        if not labels:
+        chunk = self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else CHUNK
+        chunks = [rows[begin : begin + chunk] for begin in range(0, len(rows), chunk)]
+        if not chunks:
             return Predicted(np.zeros(0, np.int64), np.zeros(0))
-        return Predicted(torch.cat(labels).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
+        answers = self.each(
+            lambda engine, place: engine.answer(model, pool, chunks[place]),
+            range(len(chunks)),
+            [len(c) for c in chunks],
+        )
+        labels, losses = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        return Predicted(labels.cpu().numpy(), losses.double().cpu().numpy())
+
+    @torch.no_grad()
+    def answer(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Labels and losses of rows that are answered together."""
+        x, y = pool.take(rows)
+        live = torch.ones(len(y), dtype=torch.bool, device=y.device)
+        scores = self.algorithm.predict(self.federation.task, model, x, live)
+        return scores.argmax(1), F.cross_entropy(scores, y, reduction="none")
 
     def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         return self.each(

@@ -43,6 +43,7 @@ class Threaded(Sequential):
             finally:
                 self.idle.put(worker)
 
+        before = torch.get_num_threads()
         with ThreadPoolExecutor(self.threads, "client", _one_thread) as pool:
             longest_first = sorted(range(len(items)), key=lambda place: -sizes[place])
             futures = {place: pool.submit(one, place) for place in longest_first}
@@ -50,7 +51,7 @@ class Threaded(Sequential):
                 return [futures[place].result() for place in range(len(items))]
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-                torch.set_num_threads(self.threads)  # for threads that others start later
+                torch.set_num_threads(before)  # for threads that others start later
 
 
 class Worker(Sequential):
@@ -78,7 +79,8 @@ class Worker(Sequential):
         return super().step(ctx, work, rows, key)
 
     def finish(self, ctx: Context, work: Work) -> Done:
-        return super().finish(ctx, self._taken_up(work))
+        done: Done = pytree.tree_map_only(Tensor, channels_first, super().finish(ctx, self._taken_up(work)))
+        return done
 
     def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
         """With this client laid on it; none if steps cannot be recorded."""
@@ -153,6 +155,12 @@ def _kind(tree: Any) -> list[Any]:
 def _one_thread() -> None:
     torch.zeros(1).add_(1)  # a thread takes the process's number of threads when it first computes, so not after this
     torch.set_num_threads(1)
+
+
+def channels_first(value: Tensor) -> Tensor:
+    """As it comes back from a process or a checkpoint, strides of single channels included: the order of sums and the
+    library's choice of a convolution hang on them."""
+    return value.clone(memory_format=torch.contiguous_format) if value.dim() == 4 else value.contiguous()
 
 
 def channels_last(value: Tensor) -> Tensor:

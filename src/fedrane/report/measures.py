@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane import timing
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.comparison import Cell
 from fedrane.evaluation import Metrics
@@ -61,7 +62,7 @@ def _curve(number: int, line: Line, key: str) -> Curve | None:
     for run in line.runs:
         at = {record["round"]: index for index, record in enumerate(run.history)}
         index = [at[r] for r in rounds.tolist()]
-        seconds, up, down = (_so_far(run, name) for name in ("seconds", "bytes_up", "bytes_down"))
+        seconds, up, down = _costs(run)
         rows["accuracy"].append([run.history[i][key] for i in index])
         rows["seconds"].append(seconds[index].tolist())
         rows["sent"].append((up + down)[index].tolist())
@@ -70,8 +71,12 @@ def _curve(number: int, line: Line, key: str) -> Curve | None:
     return Curve(number, rounds, accuracy.mean(0), deviation, seconds.mean(0), sent.mean(0))
 
 
-def _so_far(run: Run, key: str) -> Floats:
-    return np.cumsum([record.get(key) or 0 for record in run.history], dtype=np.float64)
+def _costs(run: Run) -> tuple[Floats, Floats, Floats]:
+    """Seconds of training without warm-up, bytes up and bytes down, each from the start to the end of a round."""
+    bytes_up, bytes_down = ([record.get(key) or 0 for record in run.history] for key in ("bytes_up", "bytes_down"))
+    each = (timing.training(run.history, run.rounds), bytes_up, bytes_down)
+    seconds, up, down = (np.cumsum(values, dtype=np.float64) for values in each)
+    return seconds, up, down
 
 
 class Reached(NamedTuple):
@@ -101,8 +106,7 @@ def reached(lines: Sequence[Line], whose: str, target: float) -> list[Reached]:
 def _spent(run: Run, key: str, target: float) -> list[float] | None:
     for index, record in enumerate(run.history):
         if record.get(key) is not None and record[key] >= target:
-            totals = (_so_far(run, name)[index] for name in ("seconds", "bytes_up", "bytes_down"))
-            return [record["round"], *totals]
+            return [record["round"], *(total[index] for total in _costs(run))]
     return None
 
 
@@ -264,10 +268,11 @@ def mean_total(line: Line, *keys: str) -> float:
     return float(np.mean([sum(r.get(key) or 0 for r in run.history for key in keys) for run in line.runs]))
 
 
+def mean_seconds(line: Line) -> float:
+    """Over seeds, of the training time of all rounds, without warm-up."""
+    return float(np.mean([sum(timing.training(run.history, run.rounds)) for run in line.runs]))
+
+
 def speed(line: Line) -> float:
     """Training rows a second: the median over rounds, the mean over seeds."""
-    medians = [
-        np.median([r.get("samples_per_second") or 0 for r in run.history if r.get("cohort")] or [0])
-        for run in line.runs
-    ]
-    return float(np.mean(medians))
+    return float(np.mean([timing.speed(run.history, run.rounds) for run in line.runs]))

@@ -171,7 +171,7 @@ def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
     methods = "experiment" if len({line.settings[NAME] for line in lines}) < len(lines) else "method"
     yield {"label": "Runs", "value": str(runs), "about": f"{display.count(len(lines), methods)}, {about} each"}
     spent = sum(sum(r.get("seconds") or 0 for r in run.history) for line in lines for run in line.runs)
-    yield {"label": "Training time", "value": duration(spent), "about": "of all runs, without evaluation"}
+    yield {"label": "Training time", "value": duration(spent), "about": "of all runs, with warm-up, without evaluation"}
 
 
 # ---- the table of results
@@ -201,7 +201,7 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
             cells = [pick(line, key) for line in lines]
             if any(cell.mean is not None for cell in cells):
                 columns.append((MODELS[whose], name, _accuracies(cells)))
-    seconds = [measures.mean_total(line, "seconds") for line in lines]
+    seconds = [measures.mean_seconds(line) for line in lines]
     sent = [measures.mean_total(line, "bytes_up", "bytes_down") for line in lines]
     speeds = [measures.speed(line) for line in lines]
     columns += [
@@ -307,7 +307,10 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
         remarks += [remark] if remark and remark not in remarks else []
     if not panels:
         return Absent("Time and bytes to an accuracy: no run has been evaluated yet.")
-    lead = "Mean over seeds. Time is that of training, on the machine the runs were made on; evaluation is not counted."
+    lead = (
+        "Mean over seeds. Time is that of training, on the machine the runs were made on; evaluation and warm-up are "
+        "not counted: what the first round of a process takes beyond the usual (imports, compilation)."
+    )
     return Section("cost", "Cost", lead, panels, legend="lines", remarks=remarks)
 
 

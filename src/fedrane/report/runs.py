@@ -17,7 +17,7 @@ from fedrane.folder import CONFIG, FACTS, METRICS, Folder
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
-UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every"})
+UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every", "threads"})
 """Settings that tell no two experiments apart."""
 NAME = "method.name"
 
@@ -38,6 +38,10 @@ class Run:
     @property
     def seed(self) -> int:
         return int(self.settings["seed"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.settings["rounds"])
 
     @property
     def experiment(self) -> dict[str, Any]:

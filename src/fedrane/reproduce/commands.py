@@ -53,6 +53,8 @@ Retry = Annotated[bool, typer.Option("--retry", help="Run cells that have failed
 Json = Annotated[bool, typer.Option("--json", help="One line a cell on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the tables.")]
 RESULTS, OUT = Path("experiments/results"), Path("runs/reproduce")
+MEASURING = 120.0
+"""Seconds that a dry run spends on measuring speeds, where it is to do so."""
 
 
 def reproduce_command(
@@ -68,7 +70,13 @@ def reproduce_command(
     results: Results = RESULTS,
     out: Out = OUT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it would take.")] = False,
-    measuring: Annotated[float, typer.Option(help="Seconds that a dry run may spend on measuring speeds.")] = 120.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="In a dry run, train a few rounds where no speed is recorded (minutes).")
+    ] = False,
+    measuring: Annotated[
+        float | None,
+        typer.Option(help=f"The same, for so many seconds ({MEASURING:g} if not given).", show_default=False),
+    ] = None,
     show_only: Annotated[
         bool, typer.Option("--show", help="Run nothing: tables and figures of what is there.")
     ] = False,
@@ -83,6 +91,10 @@ def reproduce_command(
     as epochs=1 go to all methods, fedprox.strength=1 to one.
     """
     console = console_for(as_json)
+    if (measure or measuring is not None) and not dry_run:
+        raise ConfigError("--measure without --dry-run", "what is run is measured anyway", "Leave it out")
+    if measuring is None:
+        measuring = MEASURING if measure else 0.0
     data_root = data_root or _root_in(words)
     choice = Choice(
         _names(dataset, "--dataset"),
@@ -336,8 +348,11 @@ def _dry_run(
                 write_line(json.dumps({**line, "seconds": times.get(cell.key)}) + "\n")
         else:
             _show_plan(console, target, sweep, times)
-    left = f", and of {count(unknown, 'cell')} the speed is not known" if unknown else ""
-    say(console, f"in all: {count(len(planned), 'cell')} to run, about {clock(total)}{left}")
+    known = f", about {clock(total)}" + (f" for {count(len(planned) - unknown, 'cell')}" if unknown else "")
+    say(console, f"in all: {count(len(planned), 'cell')} to run" + (known if unknown < len(planned) else ""))
+    if unknown:
+        here = f"of {count(unknown, 'cell')} the speed on this machine is not known: none like it is recorded"
+        say(console, here + ("" if measuring else "; --measure trains a few rounds of each kind to find out"))
 
 
 def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, float | None]) -> None:

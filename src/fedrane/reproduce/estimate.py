@@ -1,4 +1,4 @@
-"""How long cells will take: from earlier cells of their like, or from a few rounds measured now.
+"""How long cells will take: from earlier cells of their like, or, where that is asked for, a few rounds measured now.
 
 Speeds are of a method on a dataset with its network, number of clients and batch, on this device. A cell takes a time
 for each row it trains on, one for each evaluation, and one for what is around the rounds.
@@ -127,7 +127,9 @@ def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record["status"] == DONE and record["rows"] and "tune" not in record["settings"]:
-            groups.setdefault(_like(record["settings"], record["device"], record["engine"]), []).append(record)
+            # The first records name the engine as it was asked for.
+            asked = str(record.get("engine_asked", record["engine"]))
+            groups.setdefault(_like(record["settings"], record["device"], asked), []).append(record)
     return {like: _median(group) for like, group in groups.items()}
 
 
@@ -135,9 +137,12 @@ def _median(group: list[Record]) -> Speed:
     def over(value: Callable[[Mapping[str, Any]], float]) -> float:
         return statistics.median(value(record) for record in group)
 
-    around = [r["other_seconds"] for r in group if r["other_seconds"] is not None]
+    def warmup(record: Mapping[str, Any]) -> float:
+        return float(record.get("warmup_seconds", 0.0))
+
+    around = [r["other_seconds"] + warmup(r) for r in group if r["other_seconds"] is not None]
     return Speed(
-        over(lambda r: r["train_seconds"] / r["rows"]),
+        over(lambda r: (r["train_seconds"] - warmup(r)) / r["rows"]),
         over(lambda r: r["eval_seconds"] / max(r["evaluations"], 1)),
         statistics.median(around) if around else 0.0,
         over(lambda r: r["rows"] / r["rounds"] / r["settings"]["epochs"] / r["settings"]["participation"]),

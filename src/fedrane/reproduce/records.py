@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedrane import timing
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import Diverged, FedraneError
@@ -27,14 +28,18 @@ GRAIN = 1000
 """Places in the t-SNE picture are told to a thousandth of its width."""
 
 
-def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: float | None) -> Record:
-    """Of a run that has ended; ``wall`` is how long it took, where that was in one go."""
+def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: float | None, asked: str) -> Record:
+    """Of a run that has ended; ``wall`` is how long it took, where that was in one go; ``asked`` is the engine as the
+    experiment names it, which may be ``auto``."""
     history, e = result.history, result.experiment
     within = sum(r["seconds"] + r["eval_seconds"] for r in history)
     record: Record = {
         **_about(settings, DONE, e.device, e.engine),
+        "engine_asked": asked,
+        "threads": e.threads,
         "seconds": round(within, 3),
         "train_seconds": round(sum(r["seconds"] for r in history), 3),
+        "warmup_seconds": round(timing.warmup(history, e.rounds), 3),
         "eval_seconds": round(sum(r["eval_seconds"] for r in history), 3),
         "other_seconds": None if wall is None else round(max(wall - within, 0.0), 3),
         "rounds": len(history),

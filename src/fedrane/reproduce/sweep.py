@@ -122,7 +122,9 @@ class Sweep:
             with watch(cell) as callbacks:
                 result = self._run(cell, experiment, callbacks, stop)
             wall = time.perf_counter() - began if fresh else None
-            return records.finished(cell.settings, result, cell.keeps, wall) if result.finished else None
+            if not result.finished:
+                return None
+            return records.finished(cell.settings, result, cell.keeps, wall, experiment.engine)
         except FileError:  # a full disk is no fault of this cell: the others would fail as well
             raise
         except Exception as error:  # noqa: BLE001 - one cell's trouble, whatever it is, is not the others'

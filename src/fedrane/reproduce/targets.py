@@ -29,7 +29,7 @@ COMMON, PAPER = "common", "paper"
 ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
-ELSEWHERE = ("data_root", "engine", "device", "checkpoint_every")
+ELSEWHERE = ("data_root", "engine", "threads", "device", "checkpoint_every")
 """Keys of an experiment that say where and how it runs, and not what comes out."""
 Settings = dict[str, Any]
 """An experiment's values by their dotted keys."""
