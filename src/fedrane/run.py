@@ -6,18 +6,18 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, sources, tree
+from fedrane import data, engines, loading, models, own_code, sessions, sources, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
@@ -101,8 +101,12 @@ def run(
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
-            facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
-            folder.write_json(FACTS, facts | {"sources": sources.contents(experiment)})
+            own_code.remember(experiment)
+            own_code.keep(experiment, folder)
+            prints = {"data": sources.of_dataset(rows), **_fingerprints(loop.task, model, folder)}
+            folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
+            session = sessions.describe(experiment, 0)
+            cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(None, [])
@@ -111,54 +115,194 @@ def run(
 def resume(
     out: str | Path,
     *,
+    rounds: int | None = None,
+    accept_changes: bool = False,
+    trust_code: bool = False,
     dataset: Source = None,
     model: Network = None,
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit."""
+    """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit.
+
+    ``rounds`` plans another number of them than the run began with, also for a finished run: it then goes on from its
+    last round, before any finale. An input that has changed since the run began is an error unless ``accept_changes``.
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
     folder = Folder(out)
     with ExitStack() as cleanup:
         cleanup.callback(folder.close)
         folder.open()
-        experiment = folder.read_config()
+        inputs = _Recorded(folder, accept_changes)
+        inputs.check(own_code.now(folder))  # before any of it is run
+        before = cleanup.enter_context(own_code.opened(folder, trust_code, accept_changes))
+        experiment = before if rounds is None else before.replace(rounds=rounds)
+        replan = experiment.rounds != before.rounds
         engines.check(experiment.engine)
         rows = as_dataset(experiment, dataset)
+        inputs.check({"data": sources.of_dataset(rows)})
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
-        checkpoint, problems = folder.newest(loop.task.device)
-        for problem in problems:
-            loop.tell(f"{problem} Going on from an older checkpoint.")
+        inputs.check(_fingerprints(loop.task, model, folder))
+        checkpoint, problems = folder.newest(loop.task.device, last=before.rounds if replan else None)
+        done = checkpoint.round if checkpoint else 0
+        if checkpoint:
+            require_fit(loop.task, checkpoint, folder)
+        loop.history = folder.metrics_until(done)
+        notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
+        notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
+        notes += inputs.notes(experiment)
+        if replan:
+            notes += _replanned(before, experiment, loop)
+        idle = folder.finished and not replan and done == _last_round(folder.read_metrics())
+        if not idle:
+            earlier, session = sessions.read(folder), sessions.describe(experiment, done)
+            if earlier and (other := sessions.differences(earlier[-1], session)):
+                notes.append(f"not as in the session before: {', '.join(other)}. The last bits of results may differ.")
+            session |= {"changed_inputs": inputs.changed, "notes": notes}
+            if replan:
+                session["rounds"]["planned_before"] = before.rounds
+            cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
+            folder.reopen(done, experiment if replan else None)
+        if inputs.changed:
+            own_code.keep(experiment, folder)
+            inputs.accept(loop.facts())
+        for note in notes:
+            loop.tell(note)
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
-        return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
+        return loop.go(checkpoint, loop.history)
 
 
-def load(out: str | Path, *, model: Network = None) -> Models:
-    """The models of a run folder, finished or not; needs no dataset."""
-    return read_models(Folder(out), model)
+def load(out: str | Path, *, model: Network = None, trust_code: bool = False) -> Models:
+    """The models of a run folder, finished or not; needs no dataset.
+
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
+    return read_models(Folder(out), model, trust_code=trust_code)
 
 
-def read_models(folder: Folder, model: Network = None, clients: bool = True) -> Models:
+def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    experiment = folder.read_config().replace(device="cpu", precision="float32")
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
-    if checkpoint is None and folder.finished:
-        raise CheckpointError(
-            f"{folder.path} has no checkpoint any more", "its results were recorded, and its models removed"
-        )
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
         )
-    task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+    with own_code.opened(folder, trust_code) as experiment:
+        experiment = experiment.replace(device="cpu", precision="float32")
+        task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+    require_fit(task, checkpoint, folder)
+    if model is not None and own_code.recorded(facts).get("network", now := sources.of_network(task)) != now:
+        raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)
     return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
+
+
+def require_fit(task: Task, checkpoint: Checkpoint, folder: Folder) -> None:
+    """A checkpoint of another network must not be taken for one of this."""
+    here = {f"{part}.{name}": tuple(p.shape) for part, m in task.parts.items() for name, p in m.named_parameters()}
+    for name, value in checkpoint.server.model.params.items():
+        if here.get(name) != tuple(value.shape):
+            found = f"of shape {here[name]}" if name in here else "missing"
+            raise _other_network(folder, f"its {name} is {found}, and of shape {tuple(value.shape)} in the checkpoint")
+
+
+def _other_network(folder: Folder, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the network is not the one that was trained in {folder.path}",
+        why,
+        "Give the network that it was trained with",
+    )
+
+
+# ---- a run that goes on
+
+
+def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
+    """Of the partition, and of a network that was handed over: no file tells whether that is the same."""
+    found = {"partition": sources.digest(folder.path / PARTITION)}
+    if given is not None:
+        found["network"] = sources.of_network(task)
+    if isinstance(given, nn.Module):
+        found["weights"] = sources.of_weights(given)
+    return found
+
+
+class _Recorded:
+    """The inputs of a run as its folder knows them, and which of them are others now."""
+
+    WORDS: ClassVar[dict[str, str]] = {
+        "method.name": "the method's file",
+        "model": "the network's file",
+        "data": "the dataset",
+        "partition": f"the folder's {PARTITION}",
+        "network": "the network",
+        "weights": "the network's first weights",
+    }
+
+    def __init__(self, folder: Folder, accept: bool) -> None:
+        self.folder, self._accept = folder, accept
+        self._facts: dict[str, Any] = folder.read_json(FACTS)
+        self._then = own_code.recorded(self._facts)
+        self.changed: dict[str, dict[str, str]] = {}
+        """Digests then and now."""
+
+    def check(self, now: Mapping[str, str]) -> None:
+        changed = sources.changed(self._then, now)
+        if changed and not self._accept:
+            what = " and ".join(self.WORDS[key] for key in changed)
+            raise CheckpointError(
+                f"{what} changed since the run in {self.folder.path} began",
+                "its end would be the result of neither the old input nor the new one",
+                "Put back what it was, or start a new run; to go on all the same: --accept-changes "
+                "(from Python, accept_changes=True)",
+            )
+        self.changed |= {key: {"from": self._then[key], "to": now[key]} for key in changed}
+
+    def notes(self, experiment: Experiment) -> list[str]:
+        said = [f"{self.WORDS[key]} changed since the run began, which was accepted." for key in self.changed]
+        file = sources.own_files(experiment).get("partition.file")
+        if file and sources.changed(self._then, {"partition.file": sources.digest(file)}):
+            said.append(f"{file} changed since the run began: the partition in its folder is used.")
+        return said
+
+    def accept(self, facts: dict[str, Any]) -> None:
+        """From now on this is what the run's inputs are; what they were when it began stays on record."""
+        accepted = self._facts.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
+        self.folder.write_json(FACTS, self._facts | facts | {"accepted": accepted})
+
+
+def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> list[str]:
+    """What is to be said of another number of rounds; an error where they cannot be made."""
+    done = loop.done()
+    if now.rounds <= done:
+        raise ConfigError(
+            f"rounds={now.rounds}", f"{done} rounds of this run are done", f"Use rounds={done + 1} or more"
+        )
+    if loop.stalled():
+        raise ConfigError(
+            f"rounds={now.rounds}",
+            f"this run has stopped early (patience={now.patience}): more rounds would not be made",
+            "Start a new run with a larger patience",
+        )
+    notes = [f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."]
+    rates = ((e.schedule.at(r, e.rounds) for r in range(1, done + 1)) for e in (before, now))
+    if any(a != b for a, b in zip(*rates, strict=True)):
+        notes.append(
+            f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
+            f"{done} were those of a run of {before.rounds}, so the result is not that of one planned with {now.rounds}."
+        )
+    return notes
+
+
+def _last_round(history: Sequence[Metrics]) -> int:
+    return int(history[-1]["round"]) if history else 0
 
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
@@ -301,6 +445,14 @@ class _Loop:
         self.history: list[Metrics] = []
         self.owns: dict[int, State] = {}
 
+    def done(self) -> int:
+        """The last round that is recorded."""
+        return _last_round(self.history)
+
+    def facts(self) -> dict[str, Any]:
+        """What a model of this run must know when it is loaded, and who holds what."""
+        return {"inputs": self.inputs.to_dict(), "labels": self.federation.labels.tolist()}
+
     def tell(self, text: str) -> None:
         for callback in self.callbacks:
             callback.message(text)
@@ -317,7 +469,7 @@ class _Loop:
         finished = True
         stalled = False
         for stage in stages[done:]:
-            if not stage.finale and self._stalled():
+            if not stage.finale and self.stalled():
                 if not stalled:
                     after = f"{self.experiment.patience} evaluations"
                     self.tell(f"stopped early: the validation accuracy has not risen for {after}")
@@ -425,21 +577,25 @@ class _Loop:
         if self.folder:
             self.folder.append_metrics(record)
             last = stage.finale or stage.round == self.experiment.rounds
-            if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self._stalled():
+            if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self.stalled():
                 with record_function(SAVE):
-                    self.folder.save(Checkpoint(stage.round, self.server, self.owns))
+                    self.folder.save(Checkpoint(stage.round, self.server, self.owns), self.experiment.rounds)
         for callback in self.callbacks:
             callback.round(record)
         return stop
 
-    def _stalled(self) -> bool:
-        """No rise of the validation accuracy in the last ``patience`` evaluations."""
-        patience = self.experiment.patience
-        seen = [r["validation/accuracy"] for r in self.history if r.get("validation/accuracy") is not None]
+    def stalled(self) -> bool:
+        """No rise of the validation accuracy in the last ``patience`` evaluations.
+
+        Those by ``eval_every``: that of a last round would not have been made had more rounds been planned.
+        """
+        patience, every = self.experiment.patience, self.experiment.eval_every
+        due = (r for r in self.history if r["round"] % every == 0)
+        seen = [r["validation/accuracy"] for r in due if r.get("validation/accuracy") is not None]
         return patience > 0 and len(seen) > patience and max(seen[-patience:]) <= max(seen[:-patience])
 
     def _end(self, finished: bool) -> Result:
-        done = int(self.history[-1]["round"]) if self.history else 0
+        done = self.done()
         result = Result(
             self.experiment,
             algorithm_at(self.experiment, done),

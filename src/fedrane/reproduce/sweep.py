@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fedrane import own_code
 from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError
 from fedrane.experiment import Experiment
@@ -138,6 +139,7 @@ class Sweep:
         folder, rows = self.folder(cell), self.source(cell)
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
+            own_code.remember(experiment)
             return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop)
         return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop)
 
