@@ -296,7 +296,7 @@ def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> list[str]:
     if any(a != b for a, b in zip(*rates, strict=True)):
         notes.append(
             f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
-            f"{done} were those of a run of {before.rounds}, so the result is not that of one planned with {now.rounds}."
+            f"{done} were those for {before.rounds}, so the result is not that of a run planned with {now.rounds}."
         )
     return notes
 

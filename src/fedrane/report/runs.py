@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import dotted, read_toml
+from fedrane.experiment import REMOTE, dotted, read_toml
 from fedrane.folder import CONFIG, FACTS, METRICS, Folder
 
 DEPTH = 3
@@ -33,7 +33,12 @@ class Run:
     finished: bool
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Training rows of each client (row) and class (column)."""
+    """Training rows of each client (row) and class (column), or of each client where classes are not known."""
+
+    @property
+    def knows_classes(self) -> bool:
+        """Not in a federation of several machines: which classes a client holds does not leave it."""
+        return bool(self.labels.shape[1] == len(self.classes))
 
     @property
     def seed(self) -> int:
@@ -107,7 +112,8 @@ def read(folder: Folder) -> Run:
         classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
-    if labels.ndim != 2 or labels.shape[1] != len(classes):
+    columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
+    if labels.ndim != 2 or labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
     return Run(folder.path, settings, history, folder.finished, classes, labels)
 
