@@ -41,7 +41,10 @@ class Inputs:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Inputs:
         kinds = {"shape": int, "classes": str, "mean": float, "std": float}
-        return cls(*(tuple(map(kind, values[name])) for name, kind in kinds.items()))
+        try:
+            return cls(*(tuple(map(kind, values[name])) for name, kind in kinds.items()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the form of the inputs cannot be read: {error!r}") from error
 
 
 class Predictor(nn.Module):

@@ -292,8 +292,7 @@ def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> list[str]:
             "Start a new run with a larger patience",
         )
     notes = [f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."]
-    rates = ((e.schedule.at(r, e.rounds) for r in range(1, done + 1)) for e in (before, now))
-    if any(a != b for a, b in zip(*rates, strict=True)):
+    if any(before.schedule.at(r, before.rounds) != now.schedule.at(r, now.rounds) for r in range(1, done + 1)):
         notes.append(
             f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
             f"{done} were those for {before.rounds}, so the result is not that of a run planned with {now.rounds}."
