@@ -132,7 +132,7 @@ def test_data_that_changed_stop_a_resume(tmp_path: Path) -> None:
     stopped(of_file(data), run)
     before = files(run)
     npz(data, seed=1)
-    with pytest.raises(CheckpointError, match=r"the dataset changed since .*--accept-changes"):
+    with pytest.raises(CheckpointError, match=r"the dataset \S+own\.npz changed since .*--accept-changes"):
         fedrane.resume(run)
     assert files(run) == before
     rows = blobs(90, 0)
@@ -150,7 +150,7 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     npz(data, seed=1)
     told = Told()
     fedrane.resume(run, accept_changes=True, callbacks=[told], stop=lambda: True)
-    assert any("the dataset changed" in text for text in told.texts)
+    assert any("own.npz changed since" in text for text in told.texts)
     entry, after = entries(run)[1], json.loads((run / FACTS).read_text())
     assert entry["changed_inputs"] == {"data": {"from": facts["fingerprints"]["data"], "to": after["accepted"]["data"]}}
     assert after["fingerprints"] == facts["fingerprints"]
@@ -169,7 +169,7 @@ def test_known_data_that_changed_stop_a_resume(tmp_path: Path, monkeypatch: pyte
     x[0, 0, 0, 0] ^= 1
     other = Dataset("digits", x, digits.y, digits.x_test, digits.y_test, digits.classes, digits.mean, digits.std)
     monkeypatch.setattr(catalogue, "_digits", lambda: other)
-    with pytest.raises(CheckpointError, match="the dataset changed"):
+    with pytest.raises(CheckpointError, match="the dataset digits changed"):
         fedrane.resume(tmp_path / "run")
 
 
@@ -179,7 +179,7 @@ def test_data_handed_over_are_known_by_their_content(tmp_path: Path, part: str) 
     stopped(e, tmp_path / "run", dataset=blobs())
     other = blobs()
     getattr(other, part)[0] = 1 - getattr(other, part)[0]
-    with pytest.raises(CheckpointError, match="the dataset changed"):
+    with pytest.raises(CheckpointError, match="the dataset <python> changed"):
         fedrane.resume(tmp_path / "run", dataset=other)
     assert fedrane.resume(tmp_path / "run", dataset=blobs()).finished
 
@@ -194,7 +194,7 @@ def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path
         fedrane.resume(tmp_path / "run", dataset=blobs(), model=other)
     with pytest.raises(CheckpointError, match="not the one that was trained"):
         fedrane.load(tmp_path / "run", model=other)
-    with pytest.raises(CheckpointError, match="the network's first weights changed"):
+    with pytest.raises(CheckpointError, match="the first weights of the network changed"):
         fedrane.resume(tmp_path / "run", dataset=blobs(), model=dense((6,), 3))
     assert fedrane.resume(tmp_path / "run", dataset=blobs(), model=mine).finished
 
@@ -239,7 +239,9 @@ def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
     file, e = own(tmp_path)
     stopped(e, tmp_path / "run")
     file.write_text(OWN.read_text().replace("1 / (1 + length)", "0.0"))
-    with pytest.raises(CheckpointError, match=r"the method's file and the network's file changed"):
+    with pytest.raises(
+        CheckpointError, match=r"the method's file \S+own\.py and the network's file \S+own\.py changed"
+    ):
         fedrane.resume(tmp_path / "run")
     before = fedrane.load(tmp_path / "run").server
     result = fedrane.resume(tmp_path / "run", accept_changes=True, stop=lambda: True)
@@ -431,6 +433,23 @@ def test_more_rounds_go_on_from_before_the_finale(
     whole = fedrane.run(e.replace(rounds=5), tmp_path / "whole")
     same_bytes(states(result), states(whole))
     assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(whole.history)
+
+
+class Interrupts(Callback):
+    """Ctrl-C before the first round."""
+
+    def begin(self, *about: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> None:
+    """The finale's state is not taken for that of the round whose number it had."""
+    e = quick(method="fedbabu", rounds=2)
+    fedrane.run(e, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fedrane.resume(tmp_path / "run", rounds=4, callbacks=[Interrupts()])
+    assert entries(tmp_path / "run")[1]["outcome"] == "KeyboardInterrupt"
+    same_bytes(states(fedrane.resume(tmp_path / "run")), states(fedrane.run(e.replace(rounds=4))))
 
 
 def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) -> None:

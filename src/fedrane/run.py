@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from fedrane.data.own import MapStyle, from_torch
 from fedrane.engines import Engine, Trained
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
-from fedrane.experiment import PYTHON, Experiment
+from fedrane.experiment import PYTHON, Experiment, dotted, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.folder import CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
@@ -237,17 +237,17 @@ def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
 class _Recorded:
     """The inputs of a run as its folder knows them, and which of them are others now."""
 
-    WORDS: ClassVar[dict[str, str]] = {
-        "method.name": "the method's file",
-        "model": "the network's file",
-        "data": "the dataset",
-        "partition": f"the folder's {PARTITION}",
-        "network": "the network",
-        "weights": "the network's first weights",
-    }
-
     def __init__(self, folder: Folder, accept: bool) -> None:
         self.folder, self._accept = folder, accept
+        settings = {key: str(value) for key, value in dotted(read_toml(folder.path / CONFIG)).items()}
+        self._words = {
+            "method.name": f"the method's file {loading.file_of(settings.get('method.name', ''))}",
+            "model": f"the network's file {loading.file_of(settings.get('model', ''))}",
+            "data": f"the dataset {settings.get('dataset')}",
+            "partition": f"the folder's {PARTITION}",
+            "network": "the network",
+            "weights": "the first weights of the network",
+        }
         self._facts: dict[str, Any] = folder.read_json(FACTS)
         self._then = own_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
@@ -256,7 +256,7 @@ class _Recorded:
     def check(self, now: Mapping[str, str]) -> None:
         changed = sources.changed(self._then, now)
         if changed and not self._accept:
-            what = " and ".join(self.WORDS[key] for key in changed)
+            what = " and ".join(self._words[key] for key in changed)
             raise CheckpointError(
                 f"{what} changed since the run in {self.folder.path} began",
                 "its end would be the result of neither the old input nor the new one",
@@ -266,7 +266,7 @@ class _Recorded:
         self.changed |= {key: {"from": self._then[key], "to": now[key]} for key in changed}
 
     def notes(self, experiment: Experiment) -> list[str]:
-        said = [f"{self.WORDS[key]} changed since the run began, which was accepted." for key in self.changed]
+        said = [f"{self._words[key]} changed since the run began, which was accepted." for key in self.changed]
         file = sources.own_files(experiment).get("partition.file")
         if file and sources.changed(self._then, {"partition.file": sources.digest(file)}):
             said.append(f"{file} changed since the run began: the partition in its folder is used.")

@@ -148,6 +148,9 @@ def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     same_run(tmp_path / "run", tmp_path / "whole")
     assert library.Experiment.from_toml(tmp_path / "run" / "config.toml").to_dict()["method"]["glide"] == 0.25
     assert all("length" in record for record in metrics(tmp_path / "run")[:-1])
+    killed, resumed = json.loads((tmp_path / "run" / "sessions.json").read_text())
+    assert (killed["end"], killed["outcome"]) == (None, None)
+    assert (resumed["outcome"], resumed["rounds"]["before"]) == ("finished", 2)
 
 
 def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
