@@ -25,6 +25,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.folder import FACTS, SESSIONS, Folder, round_of
 from fedrane.methods import METHODS, Method
+from fedrane.report.runs import gather
 from harness import OWN
 from problems import dense, quick
 
@@ -158,8 +159,12 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     result = fedrane.resume(run)
     assert result.finished
     assert entries(run)[2]["changed_inputs"] == {}
-    with pytest.raises(CheckpointError, match=r"own\.npz has changed since"):
-        compare({"m": e}, [0], tmp_path / "all")
+    for seed in (1, 0):
+        npz(data, seed)
+        with pytest.raises(CheckpointError, match=r"own\.npz changed since the run began, which was accepted"):
+            compare({"m": e}, [0], tmp_path / "all")
+    (note,) = gather([run])[1]
+    assert "which was accepted" in note
 
 
 def test_known_data_that_changed_stop_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +395,7 @@ def test_more_rounds_of_a_schedule_that_depends_on_them(tmp_path: Path) -> None:
     fedrane.resume(tmp_path / "run", rounds=4, callbacks=[told])
     assert "not that of a run planned with 4" in told.texts[1]
     assert entries(tmp_path / "run")[1]["notes"] == told.texts
+    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {told.texts[1]}"]
 
 
 def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
@@ -415,20 +421,19 @@ class Finishing(Algorithm):
         return Last(), Last(), Last()
 
 
-@pytest.mark.parametrize("method", ["fedbabu", "spherefed", "finishing"])
-@pytest.mark.parametrize("finale", ["whole", "half"])
+@pytest.mark.parametrize(
+    ("method", "stop"), [("fedbabu", None), ("spherefed", None), ("finishing", None), ("finishing", 4)]
+)
 def test_more_rounds_go_on_from_before_the_finale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, finale: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
 ) -> None:
     """What the finale made is taken back, its lines too, and it is made anew at the end."""
     monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
     e = quick(method=method, rounds=2, checkpoint_every=2)
-    if finale == "whole":
-        fedrane.run(e, tmp_path / "run")
-    elif method == "finishing":
-        stopped(e, tmp_path / "run", after=4)
+    if stop:
+        stopped(e, tmp_path / "run", after=stop)
     else:
-        return
+        fedrane.run(e, tmp_path / "run")
     result = fedrane.resume(tmp_path / "run", rounds=5)
     whole = fedrane.run(e.replace(rounds=5), tmp_path / "whole")
     same_bytes(states(result), states(whole))

@@ -154,8 +154,13 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
     name = dotted(values).get("method.name")
     if name != wanted.method_name:  # and what the folder names is not loaded
         raise _another(folder, "method.name", name, wanted.method_name)
+    facts = folder.read_json(FACTS)
+    for deviation in facts.get("deviations", []):
+        raise CheckpointError(
+            f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
+        )
     files = sources.own_files(wanted)
-    for key in sources.changed(folder.read_json(FACTS).get("sources", {}), sources.contents(wanted)):
+    for key in sources.changed(facts.get("sources", {}), sources.contents(wanted)):
         raise CheckpointError(
             f"{files[key]} has changed since the run in {folder.path}",
             "its results would stand for what it is now",

@@ -151,9 +151,12 @@ def resume(
         loop.history = folder.metrics_until(done)
         notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
         notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
-        notes += inputs.notes(experiment)
+        notes += inputs.unused(experiment)
+        deviations = inputs.accepted()
         if replan:
-            notes += _replanned(before, experiment, loop)
+            notes.append(_replanned(before, experiment, loop))
+            deviations += _other_rates(before, experiment, done)
+        notes += deviations
         idle = folder.finished and not replan and done == _last_round(folder.read_metrics())
         if not idle:
             earlier, session = sessions.read(folder), sessions.describe(experiment, done)
@@ -164,9 +167,9 @@ def resume(
                 session["rounds"]["planned_before"] = before.rounds
             cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
             folder.reopen(done, experiment if replan else None)
-        if inputs.changed:
+        if deviations:
             own_code.keep(experiment, folder)
-            inputs.accept(loop.facts())
+            inputs.write(loop.facts(), deviations)
         for note in notes:
             loop.tell(note)
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
@@ -265,20 +268,27 @@ class _Recorded:
             )
         self.changed |= {key: {"from": self._then[key], "to": now[key]} for key in changed}
 
-    def notes(self, experiment: Experiment) -> list[str]:
-        said = [f"{self._words[key]} changed since the run began, which was accepted." for key in self.changed]
+    def accepted(self) -> list[str]:
+        return [f"{self._words[key]} changed since the run began, which was accepted." for key in self.changed]
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """What changed and does not matter any more."""
         file = sources.own_files(experiment).get("partition.file")
         if file and sources.changed(self._then, {"partition.file": sources.digest(file)}):
-            said.append(f"{file} changed since the run began: the partition in its folder is used.")
-        return said
+            return [f"{file} changed since the run began: the partition in its folder is used."]
+        return []
 
-    def accept(self, facts: dict[str, Any]) -> None:
-        """From now on this is what the run's inputs are; what they were when it began stays on record."""
+    def write(self, facts: dict[str, Any], deviations: list[str]) -> None:
+        """From now on this is what the run's inputs are; what they were when it began stays on record.
+
+        ``deviations`` say why its result is not that of a run of its configuration.
+        """
         accepted = self._facts.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
-        self.folder.write_json(FACTS, self._facts | facts | {"accepted": accepted})
+        known = {"accepted": accepted, "deviations": [*self._facts.get("deviations", []), *deviations]}
+        self.folder.write_json(FACTS, self._facts | facts | known)
 
 
-def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> list[str]:
+def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> str:
     """What is to be said of another number of rounds; an error where they cannot be made."""
     done = loop.done()
     if now.rounds <= done:
@@ -291,13 +301,17 @@ def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> list[str]:
             f"this run has stopped early (patience={now.patience}): more rounds would not be made",
             "Start a new run with a larger patience",
         )
-    notes = [f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."]
-    if any(before.schedule.at(r, before.rounds) != now.schedule.at(r, now.rounds) for r in range(1, done + 1)):
-        notes.append(
-            f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
-            f"{done} were those for {before.rounds}, so the result is not that of a run planned with {now.rounds}."
-        )
-    return notes
+    return f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."
+
+
+def _other_rates(before: Experiment, now: Experiment, done: int) -> list[str]:
+    """Where the rounds that are done had other learning rates than the new plan has for them."""
+    if all(before.schedule.at(r, before.rounds) == now.schedule.at(r, now.rounds) for r in range(1, done + 1)):
+        return []
+    return [
+        f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
+        f"{done} were those for {before.rounds}, so the result is not that of a run planned with {now.rounds}."
+    ]
 
 
 def _last_round(history: Sequence[Metrics]) -> int:

@@ -35,6 +35,9 @@ class Run:
     labels: NDArray[np.int64]
     """Training rows of each client (row) and class (column), or of each client where classes are not known."""
 
+    deviations: tuple[str, ...] = ()
+    """Why its result is not that of a run of its settings."""
+
     @property
     def knows_classes(self) -> bool:
         """Not in a federation of several machines: which classes a client holds does not leave it."""
@@ -80,6 +83,7 @@ def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
             notes.append(f"{run.path} is left out: it repeats {twins[0].path}, seed included.")
         else:
             kept.append(run)
+            notes += [f"{run.path}: {deviation}" for deviation in run.deviations]
     if not kept:
         why = notes[0] if notes else "no folder was named"
         raise CheckpointError("there is nothing to report", why, "Let a run finish its first round")
@@ -115,7 +119,8 @@ def read(folder: Folder) -> Run:
     columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
     if labels.ndim != 2 or labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    return Run(folder.path, settings, history, folder.finished, classes, labels)
+    deviations = tuple(map(str, facts.get("deviations", ())))
+    return Run(folder.path, settings, history, folder.finished, classes, labels, deviations)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
