@@ -22,13 +22,13 @@ from fedrane import Experiment, data, report
 from fedrane.cli import app as command
 from fedrane.data.own import read_labelled
 from fedrane.engines.flower import Fleet, TooFew
-from fedrane.errors import ConfigError, DataError
+from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower_app import App, Settings, client, models, serve
 from fedrane.methods import METHODS
 from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
-from harness import metrics
+from harness import OWN, metrics
 
 CLIENTS = 4
 
@@ -369,3 +369,17 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
     (shown,) = measures.clients(gather([out])[0], "personal")
     assert shown.clients.tolist() == [0, 2, 3], "a client that did not answer does not shift the others"
     report.write([out], tmp_path / "page.html", samples=0)
+
+
+def test_a_federation_records_its_sessions_and_notices_an_edited_method(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.read_text())
+    federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1)
+    out = federation.serve()
+    (session,) = json.loads((out / "sessions.json").read_text())
+    assert (session["engine"], session["outcome"], session["rounds"]["after"]) == ("flower-remote", "finished", 1)
+    assert [path.read_text() for path in (out / "code").iterdir()] == [OWN.read_text()]
+    federation.serve()
+    file.write_text(OWN.read_text() + "\n# edited\n")
+    with pytest.raises(CheckpointError, match=r"mine\.py changed since the run"):
+        federation.serve()
