@@ -24,7 +24,7 @@ from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import Experiment
 from fedrane.flower_cli import flower_app
-from fedrane.folder import Folder
+from fedrane.folder import CONFIG, Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
@@ -59,6 +59,10 @@ DataRoot = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable lines on standard output.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the method or network that a folder names, though you have not before."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 
 
@@ -135,16 +139,46 @@ def _new_folder(experiment: Experiment) -> Path:
 @app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Plan so many rounds.", show_default=False)
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although data or code changed since; it is recorded.")
+    ] = False,
+    trust_code: Trust = False,
     as_json: Json = False,
     tensorboard: Board = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed; the end is the same, bit for bit."""
+    """Go on with a run that was stopped or killed; the end is the same, bit for bit.
+
+    With rounds=N, to that many rounds, also where the run is finished; nothing else of an experiment can be changed.
+    """
+    rounds = _rounds(words or [], folder)
     console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
     with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
-        result = resume(folder, callbacks=watch, stop=stop)
+        result = resume(
+            folder, rounds=rounds, accept_changes=accept_changes, trust_code=trust_code, callbacks=watch, stop=stop
+        )
     _conclude(console, result, as_json)
+
+
+def _rounds(words: Sequence[str], folder: Path) -> int | None:
+    """The one setting that a run can be resumed with."""
+    found = None
+    for word in words:
+        key, _, value = word.partition("=")
+        if key != "rounds":
+            raise ConfigError(
+                f"{word} to resume a run",
+                "of its settings only rounds can be changed: with any other it would be another experiment",
+                f"Start a new one: fedrane run {folder / CONFIG} {word}",
+            )
+        if not value.isdecimal():
+            raise ConfigError(word, "it must be a whole number", "Use for instance rounds=100")
+        found = int(value)
+    return found
 
 
 @app.command("compare")
@@ -217,6 +251,7 @@ def report_command(
         int, typer.Option("--samples", help="Test rows in the t-SNE of features; 0 leaves it out.")
     ] = report.SAMPLES,
     data_root: DataRoot = "",
+    trust_code: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page on finished or unfinished runs: curves, clients, cosines, features, cost, settings.
@@ -226,7 +261,15 @@ def report_command(
     console = console_for(False)
     tell = (lambda text: None) if quiet else (lambda text: say(console, text))
     written = report.write(
-        runs, out, figures=figures, title=title, target=target, samples=samples, data_root=data_root, tell=tell
+        runs,
+        out,
+        figures=figures,
+        title=title,
+        target=target,
+        samples=samples,
+        data_root=data_root,
+        trust_code=trust_code,
+        tell=tell,
     )
     say(console, f"page: {written}")
     if figures:
@@ -257,10 +300,11 @@ def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
     client: Annotated[int | None, typer.Option("--client", help="Answer with this client's own model.")] = None,
+    trust_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Answer with a trained model: the global one, or a client's own."""
-    saved = load(folder)
+    saved = load(folder, trust_code=trust_code)
     model = saved.model if client is None else saved.personal(client)
     rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
     answers = list(answer(model, rows, saved.experiment.batch))

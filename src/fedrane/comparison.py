@@ -13,13 +13,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedrane import sources
+from fedrane import own_code, sources
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import CheckpointError, Diverged
 from fedrane.evaluation import Metrics
-from fedrane.experiment import Experiment, dotted
+from fedrane.experiment import Experiment, dotted, read_toml
 from fedrane.files import write_atomically
-from fedrane.folder import FACTS, SUMMARY, Folder
+from fedrane.folder import CONFIG, FACTS, SUMMARY, Folder
 from fedrane.run import Callback, resume, run
 
 COLUMNS = (
@@ -121,6 +121,7 @@ def compare(
             go_on = folder.holds_run()
             if go_on:
                 _require_same(folder, wanted)
+                own_code.remember(wanted)
             if not (go_on and folder.finished):
                 watch = callbacks(name, seed)
                 path = folder.path
@@ -149,7 +150,23 @@ def run_folder(out: str | Path, method: str, seed: int) -> Folder:
 
 def _require_same(folder: Folder, wanted: Experiment) -> None:
     """Another experiment's results must not pass for this one's; what was left open is as it was settled then."""
-    saved = dotted(folder.read_config().to_dict())
+    values = read_toml(folder.path / CONFIG)
+    name = dotted(values).get("method.name")
+    if name != wanted.method_name:  # and what the folder names is not loaded
+        raise _another(folder, "method.name", name, wanted.method_name)
+    facts = folder.read_json(FACTS)
+    for deviation in facts.get("deviations", []):
+        raise CheckpointError(
+            f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
+        )
+    files = sources.own_files(wanted)
+    for key in sources.changed(facts.get("sources", {}), sources.contents(wanted)):
+        raise CheckpointError(
+            f"{files[key]} has changed since the run in {folder.path}",
+            "its results would stand for what it is now",
+            "Choose another --out",
+        )
+    saved = dotted(Experiment.from_dict(values).to_dict())
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
@@ -160,16 +177,12 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
             or (key in ("dataset", "model") and was == str(Path(now).resolve()))
         )
         if was != now and not settled:
-            raise CheckpointError(
-                f"{folder.path} holds a run with {key}={was}, not {now}",
-                "its results would stand for another experiment's",
-                "Choose another --out",
-            )
-    then = folder.read_json(FACTS).get("sources", {})
-    for key, now in sources.contents(wanted).items():
-        if then.get(key, now) != now:
-            raise CheckpointError(
-                f"{sources.own_files(wanted)[key]} has changed since the run in {folder.path}",
-                "its results would stand for what it is now",
-                "Choose another --out",
-            )
+            raise _another(folder, key, was, now)
+
+
+def _another(folder: Folder, key: str, was: object, now: object) -> CheckpointError:
+    return CheckpointError(
+        f"{folder.path} holds a run with {key}={was}, not {now}",
+        "its results would stand for another experiment's",
+        "Choose another --out",
+    )

@@ -205,7 +205,7 @@ def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2, participation=0.6)
     with tempfile.TemporaryDirectory() as path, closing(Folder(Path(path))) as folder:
         folder.create()
-        folder.save(Checkpoint(2, result.server, dict(result.owns)))
+        folder.save(Checkpoint(2, result.server, dict(result.owns)), 2)
         read, _ = folder.newest()
     need(read is not None and read.round == 2, "the checkpoint is gone")
     if read is not None:

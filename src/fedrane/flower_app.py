@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedrane import data, display
+from fedrane import data, display, own_code, sessions, sources
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.own import read_labelled
 from fedrane.data.partition import Split, split_client
@@ -298,7 +298,7 @@ class RemoteLoop(_Loop):
         federation.guests.update({k: self.fleet.sizes[k] for k in guests})
         if not clients:
             return
-        done = int(self.history[-1]["round"]) if self.history else 0
+        done = self.done()
         algorithm = algorithm_at(self.experiment, done)
         engine = Flower(algorithm, federation, self.fleet, Receipts())
         epochs = algorithm.local_epochs(self.experiment.epochs)
@@ -382,7 +382,10 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
             loop.server, loop.owns, loop.history = checkpoint.server, dict(checkpoint.owns), history
             LOG.info("the run in %s is finished: its model is handed out", folder.path)
         else:
-            loop.go(checkpoint, history)
+            earlier = [] if fresh else sessions.read(folder)
+            loop.history = history
+            with sessions.recorded(folder, earlier, sessions.describe(experiment, loop.done()), loop.done):
+                loop.go(checkpoint, history)
         fleet.find()
         loop.welcome(sorted(fleet.nodes))
     except FedraneError as error:
@@ -418,20 +421,34 @@ def _begin(app: App, folder: Folder, fleet: Fleet, wait: float) -> dict[str, Any
     folder.create()
     sizes = [fleet.sizes[k] for k in sorted(everyone)]
     facts = {"inputs": app.inputs.to_dict(), "labels": [[n] for n in sizes], "key": fleet.key, "life": fleet.life}
+    facts["sources"] = _code(app)
+    own_code.remember(app.experiment)
+    own_code.keep(app.experiment, folder)
     folder.write_json(FACTS, facts)
     folder.write_config(app.experiment)
     return facts
 
 
+def _code(app: App) -> dict[str, str]:
+    """Digests of the method's and the network's own files; the data are not the server's to know."""
+    return {key: found for key, found in sources.contents(app.experiment).items() if key in own_code.KEYS}
+
+
 def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
     folder.open()
-    if _served(folder.read_config()).to_dict() != app.experiment.to_dict():
-        raise ConfigError(
-            f"{folder.path} holds a run of another experiment",
-            f"its config.toml differs from the app's {EXPERIMENT}",
-            "Choose another folder: flwr run --run-config 'out=\"…\"'",
-        )
     facts: dict[str, Any] = folder.read_json(FACTS)
+    elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
+    if changed := sources.changed(facts.get("sources", {}), _code(app)):
+        files = " and ".join(str(sources.own_files(app.experiment)[key]) for key in changed)
+        raise CheckpointError(f"{files} changed since the run in {folder.path} began", "it would be another", elsewhere)
+    own_code.remember(app.experiment)
+    with own_code.opened(folder) as experiment:
+        if _served(experiment).to_dict() != app.experiment.to_dict():
+            raise ConfigError(
+                f"{folder.path} holds a run of another experiment",
+                f"its config.toml differs from the app's {EXPERIMENT}",
+                elsewhere,
+            )
     facts["life"] += 1
     folder.write_json(FACTS, facts)
     fleet.key, fleet.life = facts["key"], facts["life"]

@@ -29,7 +29,7 @@ except ImportError:  # not a Unix: the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-FACTS, PARTITION = "facts.json", "partition.npz"
+FACTS, PARTITION, SESSIONS, CODE = "facts.json", "partition.npz", "sessions.json", "code"
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
@@ -69,7 +69,7 @@ class Folder:
     def _clear(self, *patterns: str) -> None:
         """Remove these files, and the halves of files that a killed process left, ours and the library's."""
         with clear_errors(self.path):
-            for pattern in (*patterns, PARTS, "checkpoints/round-*.part", "checkpoints/.tmp*"):
+            for pattern in (*patterns, PARTS, f"{CODE}/{PARTS}", "checkpoints/round-*.part", "checkpoints/.tmp*"):
                 for path in self.path.glob(pattern):
                     path.unlink()
 
@@ -111,9 +111,6 @@ class Folder:
     def write_config(self, experiment: Experiment) -> None:
         write_atomically(self.path / CONFIG, experiment.to_toml())
 
-    def read_config(self) -> Experiment:
-        return Experiment.from_toml(self.path / CONFIG)
-
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
@@ -129,6 +126,22 @@ class Folder:
     @property
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
+
+    def reopen(self, last: int, planned: Experiment | None = None) -> None:
+        """Take back what was made after the round ``last``, and plan anew if asked.
+
+        In this order: killed at any moment, it is a run of the old plan or of the new one, and can be resumed. A
+        finale's checkpoint must not stand beside a new plan, in which its number is that of a round.
+        """
+        self._clear(SUMMARY)
+        if planned:
+            with clear_errors(self.path):
+                for path in self.checkpoints():
+                    if round_of(path) > last:
+                        path.unlink()
+        self.cut_metrics(last)
+        if planned:
+            self.write_config(planned)
 
     # ---- metrics
 
@@ -155,9 +168,13 @@ class Folder:
                     raise CheckpointError(f"{path}, line {number}, is not JSON: {error}", remedy="Remove it") from error
         return records
 
+    def metrics_until(self, last: int) -> list[dict[str, Any]]:
+        """What was recorded up to the round ``last``."""
+        return [record for record in self.read_metrics() if record["round"] <= last]
+
     def cut_metrics(self, last: int) -> list[dict[str, Any]]:
-        """Drop what was recorded after the round ``last``."""
-        kept = [record for record in self.read_metrics() if record["round"] <= last]
+        """Drop what was recorded after it."""
+        kept = self.metrics_until(last)
         write_atomically(self.path / METRICS, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
         return kept
 
@@ -168,19 +185,34 @@ class Folder:
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted(path for path in found if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
 
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Write, fsync, rename; keep the last two."""
+    def save(self, checkpoint: Checkpoint, rounds: int) -> Path:
+        """Write, fsync, rename; keep the last two, and that of the last of ``rounds``, from which more can be made."""
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         with clear_errors(path):
             write(path, checkpoint)
-            for old in self.checkpoints()[:-KEPT]:
+            found = self.checkpoints()
+            before_finale = [path for path in found if round_of(path) <= rounds]
+            for old in set(found) - {*found[-KEPT:], *before_finale[-1:]}:
                 old.unlink()
         return path
 
-    def newest(self, device: torch.device | str = "cpu", clients: bool = True) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that can be read, and what is wrong with newer ones; see :func:`read`."""
+    def newest(
+        self, device: torch.device | str = "cpu", clients: bool = True, last: int | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be read, and what is wrong with newer ones; see :func:`read`.
+
+        With ``last``, of the rounds up to that one.
+        """
         problems: list[str] = []
-        for path in reversed(self.checkpoints()):
+        found = [path for path in self.checkpoints() if last is None or round_of(path) <= last]
+        if not found and (self.checkpoints() or self.finished):
+            what = f" of its rounds up to {last}" if self.checkpoints() else ""
+            raise CheckpointError(
+                f"{self.path} has no checkpoint{what} any more",
+                "its results were recorded, and its models removed",
+                "Start it anew in another folder",
+            )
+        for path in reversed(found):
             try:
                 return read(path, device, clients), problems
             except CheckpointError as error:
@@ -190,6 +222,11 @@ class Folder:
                 f"no checkpoint of {self.path} can be read", problems[0], "Restore the folder, or start the run anew"
             )
         return None, problems
+
+
+def round_of(path: Path) -> int:
+    """From a checkpoint's name."""
+    return int(path.stem.removeprefix("round-"))
 
 
 def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from fedrane.errors import ConfigError, nearest
+
+_elsewhere: ContextVar[Mapping[str, Path]] = ContextVar("elsewhere", default=MappingProxyType({}))
 
 
 def is_reference(name: str) -> bool:
@@ -23,13 +29,36 @@ def absolute(name: str) -> str:
     return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
 
 
+def file_of(name: str) -> Path | None:
+    """The Python file that a reference names."""
+    where = name.rpartition(":")[0]
+    return Path(where) if where.endswith(".py") else None
+
+
+@contextmanager
+def elsewhere(files: Mapping[str, Path]) -> Iterator[None]:
+    """Within it these references are loaded from these files, and keep their names."""
+    token = _elsewhere.set(files)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+def version(name: str) -> str:
+    """What tells the code that a reference names now from what it named before; empty for a module or no file."""
+    file = _elsewhere.get().get(name) or file_of(name)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else ""
+
+
 def load(name: str, key: str) -> Any:
     """What ``name`` refers to; errors speak of the configuration's ``key``."""
     where, _, attribute = name.rpartition(":")
-    if where.endswith(".py") and not Path(where).is_file():
+    file = _elsewhere.get().get(name) or file_of(name)
+    if file and not file.is_file():
         raise ConfigError(f"{key}={name}: there is no file {where}", remedy=f"Write {key}=path/to/file.py:Name")
     try:
-        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = _from_file(file, Path(where).stem) if file else importlib.import_module(where)
     except Exception as error:
         raise ConfigError(f"{key}={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
@@ -38,11 +67,12 @@ def load(name: str, key: str) -> Any:
     return getattr(module, attribute)
 
 
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"fedrane_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
+def _from_file(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fedrane_user_{name}", path)
+    if spec is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up here
-    spec.loader.exec_module(module)
+    # Not through the loader, which would rather run a compiled file beside it: that may be of other code.
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102
     return module

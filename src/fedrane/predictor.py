@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import own
 from fedrane.data.dataset import Dataset
-from fedrane.errors import ConfigError, DataError
+from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.experiment import REMOTE, Experiment
 from fedrane.federation import Normaliser, describe, each_of
 from fedrane.task import Context, Model, State, Task
@@ -40,7 +40,11 @@ class Inputs:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Inputs:
-        return cls(*(tuple(values[name]) for name in ("shape", "classes", "mean", "std")))
+        kinds = {"shape": int, "classes": str, "mean": float, "std": float}
+        try:
+            return cls(*(tuple(map(kind, values[name])) for name, kind in kinds.items()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the form of the inputs cannot be read: {error!r}") from error
 
 
 class Predictor(nn.Module):
@@ -59,7 +63,13 @@ class Predictor(nn.Module):
         # A branch that the model does not have must not be taken for one that it has.
         kept = {name: copy.deepcopy(part) for name, part in task.parts.items() if name not in missing}
         self.parts = nn.ModuleDict(kept)
-        self.parts.load_state_dict({name: value.clone() for name, value in values.items()}, strict=False)
+        loaded = self.parts.load_state_dict({name: value.clone() for name, value in values.items()}, strict=False)
+        lacking = set(loaded.missing_keys) & {name for name, _ in self.parts.named_parameters()}
+        if odd := sorted({*lacking, *loaded.unexpected_keys}):
+            whose = "network" if odd[0] in lacking else "trained model"
+            raise CheckpointError(
+                f"the {whose} alone has {odd[0]}", "the network is not the one that was trained", "Give that one"
+            )
         image = len(inputs.shape) == 3
         normaliser = Normaliser.from_constants(inputs.mean, inputs.std, image, task.dtype, task.device)
         self.register_buffer("scale", normaliser.scale)

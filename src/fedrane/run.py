@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, sources, timing, tree
+from fedrane import data, engines, loading, models, own_code, sessions, sources, timing, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
@@ -26,9 +26,9 @@ from fedrane.engines import Engine, Trained
 from fedrane.engines.processes import impossible
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
-from fedrane.experiment import PYTHON, Experiment
+from fedrane.experiment import PYTHON, Experiment, dotted, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.folder import CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
@@ -105,8 +105,12 @@ def run(
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
-            facts = {"inputs": loop.inputs.to_dict(), "labels": loop.federation.labels.tolist()}
-            folder.write_json(FACTS, facts | {"sources": sources.contents(experiment)})
+            own_code.remember(experiment)
+            own_code.keep(experiment, folder)
+            prints = {"data": sources.of_dataset(rows), **_fingerprints(loop.task, model, folder)}
+            folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
+            session = sessions.describe(experiment, 0)
+            cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
         cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
         return loop.go(None, [])
@@ -115,54 +119,96 @@ def run(
 def resume(
     out: str | Path,
     *,
+    rounds: int | None = None,
+    accept_changes: bool = False,
+    trust_code: bool = False,
     dataset: Source = None,
     model: Network = None,
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit."""
+    """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit.
+
+    ``rounds`` plans another number of them than the run began with, also for a finished run: it then goes on from its
+    last round, before any finale. An input that has changed since the run began is an error unless ``accept_changes``.
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
     folder = Folder(out)
     with ExitStack() as cleanup:
         cleanup.callback(folder.close)
         folder.open()
-        experiment = folder.read_config()
+        inputs = _Recorded(folder, accept_changes)
+        inputs.check(own_code.now(folder))  # before any of it is run
+        before = cleanup.enter_context(own_code.opened(folder, trust_code, accept_changes))
+        experiment = before if rounds is None else before.replace(rounds=rounds)
+        replan = experiment.rounds != before.rounds
         engines.check(experiment.engine)
         pick_device(experiment.device)
         most = cleanup.enter_context(limited(1))
         rows = as_dataset(experiment, dataset)
+        inputs.check({"data": sources.of_dataset(rows)})
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
-        checkpoint, problems = folder.newest(loop.task.device)
-        for problem in problems:
-            loop.tell(f"{problem} Going on from an older checkpoint.")
-        experiment = loop.choose_engine(most, resumed=True)
-        cleanup.enter_context(engines.opened(experiment.engine, loop.federation))
-        return loop.go(checkpoint, folder.cut_metrics(checkpoint.round if checkpoint else 0))
+        inputs.check(_fingerprints(loop.task, model, folder))
+        checkpoint, problems = folder.newest(loop.task.device, last=before.rounds if replan else None)
+        done = checkpoint.round if checkpoint else 0
+        if checkpoint:
+            require_fit(loop.task, checkpoint, folder)
+        loop.history = folder.metrics_until(done)
+        notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
+        notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
+        notes += inputs.unused(experiment)
+        deviations = inputs.accepted()
+        if replan:
+            notes.append(_replanned(before, experiment, loop))
+            deviations += _other_rates(before, experiment, done)
+        notes += deviations
+        idle = folder.finished and not replan and done == _last_round(folder.read_metrics())
+        chosen = loop.choose_engine(most, resumed=True)
+        if not idle:
+            earlier, session = sessions.read(folder), sessions.describe(chosen, done)
+            if earlier and (other := sessions.differences(earlier[-1], session)):
+                notes.append(f"not as in the session before: {', '.join(other)}. The last bits of results may differ.")
+            session |= {"changed_inputs": inputs.changed, "notes": notes}
+            if replan:
+                session["rounds"]["planned_before"] = before.rounds
+            cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
+            folder.reopen(done, experiment if replan else None)
+        if deviations:
+            own_code.keep(experiment, folder)
+            inputs.write(loop.facts(), deviations)
+        for note in notes:
+            loop.tell(note)
+        cleanup.enter_context(engines.opened(chosen.engine, loop.federation))
+        return loop.go(checkpoint, loop.history)
 
 
-def load(out: str | Path, *, model: Network = None) -> Models:
-    """The models of a run folder, finished or not; needs no dataset."""
-    return read_models(Folder(out), model)
+def load(out: str | Path, *, model: Network = None, trust_code: bool = False) -> Models:
+    """The models of a run folder, finished or not; needs no dataset.
+
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
+    return read_models(Folder(out), model, trust_code=trust_code)
 
 
-def read_models(folder: Folder, model: Network = None, clients: bool = True) -> Models:
+def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    experiment = at_rest(folder.read_config())
     facts = folder.read_json(FACTS)
     inputs = Inputs.from_dict(facts["inputs"])
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
-    if checkpoint is None and folder.finished:
-        raise CheckpointError(
-            f"{folder.path} has no checkpoint any more", "its results were recorded, and its models removed"
-        )
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
         )
-    task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+    with own_code.opened(folder, trust_code) as experiment:
+        experiment = at_rest(experiment)
+        task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+    require_fit(task, checkpoint, folder)
+    if model is not None and own_code.recorded(facts).get("network", now := sources.of_network(task)) != now:
+        raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)
     return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
@@ -172,6 +218,117 @@ def at_rest(experiment: Experiment) -> Experiment:
     """The experiment as its models are used afterwards: on the CPU, with all the digits they have."""
     precision = "float64" if experiment.precision == "float64" else "float32"
     return experiment.replace(device="cpu", precision=precision)
+
+
+def require_fit(task: Task, checkpoint: Checkpoint, folder: Folder) -> None:
+    """A checkpoint of another network must not be taken for one of this."""
+    here = {f"{part}.{name}": tuple(p.shape) for part, m in task.parts.items() for name, p in m.named_parameters()}
+    for name, value in checkpoint.server.model.params.items():
+        if here.get(name) != tuple(value.shape):
+            found = f"of shape {here[name]}" if name in here else "missing"
+            raise _other_network(folder, f"its {name} is {found}, and of shape {tuple(value.shape)} in the checkpoint")
+
+
+def _other_network(folder: Folder, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the network is not the one that was trained in {folder.path}",
+        why,
+        "Give the network that it was trained with",
+    )
+
+
+# ---- a run that goes on
+
+
+def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
+    """Of the partition, and of a network that was handed over: no file tells whether that is the same."""
+    found = {"partition": sources.digest(folder.path / PARTITION)}
+    if given is not None:
+        found["network"] = sources.of_network(task)
+    if isinstance(given, nn.Module):
+        found["weights"] = sources.of_weights(given)
+    return found
+
+
+class _Recorded:
+    """The inputs of a run as its folder knows them, and which of them are others now."""
+
+    def __init__(self, folder: Folder, accept: bool) -> None:
+        self.folder, self._accept = folder, accept
+        settings = {key: str(value) for key, value in dotted(read_toml(folder.path / CONFIG)).items()}
+        self._words = {
+            "method.name": f"the method's file {loading.file_of(settings.get('method.name', ''))}",
+            "model": f"the network's file {loading.file_of(settings.get('model', ''))}",
+            "data": f"the dataset {settings.get('dataset')}",
+            "partition": f"the folder's {PARTITION}",
+            "network": "the network",
+            "weights": "the first weights of the network",
+        }
+        self._facts: dict[str, Any] = folder.read_json(FACTS)
+        self._then = own_code.recorded(self._facts)
+        self.changed: dict[str, dict[str, str]] = {}
+        """Digests then and now."""
+
+    def check(self, now: Mapping[str, str]) -> None:
+        changed = sources.changed(self._then, now)
+        if changed and not self._accept:
+            what = " and ".join(self._words[key] for key in changed)
+            raise CheckpointError(
+                f"{what} changed since the run in {self.folder.path} began",
+                "its end would be the result of neither the old input nor the new one",
+                "Put back what it was, or start a new run; to go on all the same: --accept-changes "
+                "(from Python, accept_changes=True)",
+            )
+        self.changed |= {key: {"from": self._then[key], "to": now[key]} for key in changed}
+
+    def accepted(self) -> list[str]:
+        return [f"{self._words[key]} changed since the run began, which was accepted." for key in self.changed]
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """What changed and does not matter any more."""
+        file = sources.own_files(experiment).get("partition.file")
+        if file and sources.changed(self._then, {"partition.file": sources.digest(file)}):
+            return [f"{file} changed since the run began: the partition in its folder is used."]
+        return []
+
+    def write(self, facts: dict[str, Any], deviations: list[str]) -> None:
+        """From now on this is what the run's inputs are; what they were when it began stays on record.
+
+        ``deviations`` say why its result is not that of a run of its configuration.
+        """
+        accepted = self._facts.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
+        known = {"accepted": accepted, "deviations": [*self._facts.get("deviations", []), *deviations]}
+        self.folder.write_json(FACTS, self._facts | facts | known)
+
+
+def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> str:
+    """What is to be said of another number of rounds; an error where they cannot be made."""
+    done = loop.done()
+    if now.rounds <= done:
+        raise ConfigError(
+            f"rounds={now.rounds}", f"{done} rounds of this run are done", f"Use rounds={done + 1} or more"
+        )
+    if loop.stalled():
+        raise ConfigError(
+            f"rounds={now.rounds}",
+            f"this run has stopped early (patience={now.patience}): more rounds would not be made",
+            "Start a new run with a larger patience",
+        )
+    return f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."
+
+
+def _other_rates(before: Experiment, now: Experiment, done: int) -> list[str]:
+    """Where the rounds that are done had other learning rates than the new plan has for them."""
+    if all(before.schedule.at(r, before.rounds) == now.schedule.at(r, now.rounds) for r in range(1, done + 1)):
+        return []
+    return [
+        f"schedule.kind={now.schedule.kind} depends on the number of rounds: the learning rates of rounds 1 to "
+        f"{done} were those for {before.rounds}, so the result is not that of a run planned with {now.rounds}."
+    ]
+
+
+def _last_round(history: Sequence[Metrics]) -> int:
+    return int(history[-1]["round"]) if history else 0
 
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
@@ -333,6 +490,14 @@ class _Loop:
         self.experiment = self.experiment.replace(engine=engine, threads=threads)
         return self.experiment
 
+    def done(self) -> int:
+        """The last round that is recorded."""
+        return _last_round(self.history)
+
+    def facts(self) -> dict[str, Any]:
+        """What a model of this run must know when it is loaded, and who holds what."""
+        return {"inputs": self.inputs.to_dict(), "labels": self.federation.labels.tolist()}
+
     def tell(self, text: str) -> None:
         for callback in self.callbacks:
             callback.message(text)
@@ -354,7 +519,7 @@ class _Loop:
         finished = True
         stalled = False
         for stage in stages[done:]:
-            if not stage.finale and self._stalled():
+            if not stage.finale and self.stalled():
                 if not stalled:
                     after = f"{self.experiment.patience} evaluations"
                     self.tell(f"stopped early: the validation accuracy has not risen for {after}")
@@ -472,21 +637,25 @@ class _Loop:
         if self.folder:
             self.folder.append_metrics(record)
             last = stage.finale or stage.round == self.experiment.rounds
-            if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self._stalled():
+            if last or stage.round % self.experiment.checkpoint_every == 0 or stop or self.stalled():
                 with record_function(SAVE):
-                    self.folder.save(Checkpoint(stage.round, self.server, self.owns))
+                    self.folder.save(Checkpoint(stage.round, self.server, self.owns), self.experiment.rounds)
         for callback in self.callbacks:
             callback.round(record)
         return stop
 
-    def _stalled(self) -> bool:
-        """No rise of the validation accuracy in the last ``patience`` evaluations."""
-        patience = self.experiment.patience
-        seen = [r["validation/accuracy"] for r in self.history if r.get("validation/accuracy") is not None]
+    def stalled(self) -> bool:
+        """No rise of the validation accuracy in the last ``patience`` evaluations.
+
+        Those by ``eval_every``: that of a last round would not have been made had more rounds been planned.
+        """
+        patience, every = self.experiment.patience, self.experiment.eval_every
+        due = (r for r in self.history if r["round"] % every == 0)
+        seen = [r["validation/accuracy"] for r in due if r.get("validation/accuracy") is not None]
         return patience > 0 and len(seen) > patience and max(seen[-patience:]) <= max(seen[:-patience])
 
     def _end(self, finished: bool) -> Result:
-        done = int(self.history[-1]["round"]) if self.history else 0
+        done = self.done()
         result = Result(
             self.experiment,
             algorithm_at(self.experiment, done),

@@ -118,7 +118,15 @@ class Task:
         task = cls(parts, classes, width=0, **settings)
         with torch.no_grad():
             row = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
-            width = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device)).body(row).shape[-1]
+            net = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
+            features = net.body(row)
+            width, scores = features.shape[-1], net.head(features)
+            if scores.shape != (1, classes):
+                raise ConfigError(
+                    f"the network gives scores of shape {tuple(scores.shape)} for one row",
+                    f"there are {classes} classes, and each has one score",
+                    "Make the last layer by the number of classes that your function is given",
+                )
             task._require_pure(torch.zeros(2, *shape, dtype=task.dtype, device=task.device))
         return replace(task, width=width)
 
@@ -168,7 +176,7 @@ class Task:
             if self.fresh:
                 self._draw(part, first)
             params |= {f"{part}.{name}": self._own(p) for name, p in first.named_parameters()}
-            stats |= {f"{part}.{name}": self._own(b) for name, b in first.named_buffers() if self._is_stat(name)}
+            stats |= {f"{part}.{name}": self._own(b) for name, b in first.named_buffers() if self.is_stat(name)}
         return Model(params, stats)
 
     def _draw(self, part: str, module: nn.Module) -> None:
@@ -182,7 +190,8 @@ class Task:
         return tensor.detach().clone().to(device=self.device, dtype=self.dtype)
 
     @staticmethod
-    def _is_stat(name: str) -> bool:
+    def is_stat(name: str) -> bool:
+        """A buffer that training changes; the others are constants."""
         return name.endswith(("running_mean", "running_var"))
 
     @cached_property

@@ -18,15 +18,17 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Experiment, data
+from fedrane import Experiment, data, report
 from fedrane.cli import app as command
 from fedrane.data.own import read_labelled
 from fedrane.engines.flower import Fleet, TooFew
-from fedrane.errors import ConfigError, DataError
+from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower_app import App, Settings, client, models, serve
 from fedrane.methods import METHODS
+from fedrane.report import measures
+from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
-from harness import metrics
+from harness import OWN, metrics
 
 CLIENTS = 4
 
@@ -364,3 +366,38 @@ def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="minimal"):
         Settings.read({"minimal": 3})
     assert isinstance(federation.app.experiment, Experiment)
+
+
+def test_a_report_on_a_federation(tmp_path: Path) -> None:
+    """All that its server knows: curves, clients by their numbers, rows of each; not which classes they are of."""
+    federation = Federation(tmp_path, method="fedper", rounds=2, participation=1.0)
+    out = federation.serve()
+    lines, _ = gather([out])
+    run = lines[0].first
+    assert not run.knows_classes
+    assert run.labels[:, 0].tolist() == [len(rows) for rows in federation.local.federation.split.train]
+    written = report.write([out], tmp_path / "page.html", figures=tmp_path / "figures", samples=0)
+    assert "does not leave the clients" in written.read_text(encoding="utf-8")
+    assert {"accuracy.png", "clients.png", "partition.png"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    (shown,) = measures.clients(lines, "personal")
+    assert shown.clients.tolist() == [0, 1, 2, 3]
+    records = metrics(out)
+    records[-1] |= {"unevaluated": [1], "personal/clients": [0.5, 0.6, 0.7]}
+    (out / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (shown,) = measures.clients(gather([out])[0], "personal")
+    assert shown.clients.tolist() == [0, 2, 3], "a client that did not answer does not shift the others"
+    report.write([out], tmp_path / "page.html", samples=0)
+
+
+def test_a_federation_records_its_sessions_and_notices_an_edited_method(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.read_text())
+    federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1)
+    out = federation.serve()
+    (session,) = json.loads((out / "sessions.json").read_text())
+    assert (session["engine"], session["outcome"], session["rounds"]["after"]) == ("flower-remote", "finished", 1)
+    assert [path.read_text() for path in (out / "code").iterdir()] == [OWN.read_text()]
+    federation.serve()
+    file.write_text(OWN.read_text() + "\n# edited\n")
+    with pytest.raises(CheckpointError, match=r"mine\.py changed since the run"):
+        federation.serve()

@@ -148,6 +148,9 @@ def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     same_run(tmp_path / "run", tmp_path / "whole")
     assert library.Experiment.from_toml(tmp_path / "run" / "config.toml").to_dict()["method"]["glide"] == 0.25
     assert all("length" in record for record in metrics(tmp_path / "run")[:-1])
+    killed, resumed = json.loads((tmp_path / "run" / "sessions.json").read_text())
+    assert (killed["end"], killed["outcome"]) == (None, None)
+    assert (resumed["outcome"], resumed["rounds"]["before"]) == ("finished", 2)
 
 
 def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
@@ -159,6 +162,44 @@ def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
     assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
     same_run(tmp_path / "run", tmp_path / "whole")
     assert library.load(tmp_path / "run").model(torch.from_numpy(DIGITS.x_test[:5])).shape == (5, 10)
+
+
+def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
+    """A finished run goes on to the end of one that was planned so; nothing else of it can be changed."""
+    assert fedrane("run", "--out", tmp_path / "whole", *WORDS, "rounds=5").status == 0
+    run = tmp_path / "run"
+    assert fedrane("run", "--out", run, *WORDS).status == 0
+    for word, said in (("lr=0.5", "only rounds can be changed"), ("rounds=many", "whole number"), ("5", "only rounds")):
+        refused = fedrane("resume", run, word)
+        assert refused.status == 2
+        assert said in refused.stderr
+    ended = fedrane("resume", run, "rounds=5")
+    assert ended.status == 0, ended
+    assert "rounds=5 instead of 3; it goes on from round 3." in ended.stdout
+    same_run(run, tmp_path / "whole")
+    asked = json.loads((run / "sessions.json").read_text())[1]
+    assert asked["command"].endswith(f"resume {run} rounds=5")
+
+
+def test_a_folder_on_another_machine(fedrane: Driver, tmp_path: Path) -> None:
+    """Where its method is not, and its user has not run it: the copy answers once it is trusted."""
+    (tmp_path / "mine.py").write_text(OWN.read_text())
+    words = (*TINY, "method=mine.py:Gliding", "model=mine.py:network", "model_head=classifier", "rounds=2")
+    assert fedrane("run", "--out", tmp_path / "run", *words, cwd=tmp_path).status == 0
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "mine.py").unlink()
+    np.savez(tmp_path / "x.npz", x=DIGITS.x_test[:3])
+    ask = ("predict", tmp_path / "moved", tmp_path / "x.npz", "--json")
+    here, elsewhere = fedrane(*ask), {"XDG_STATE_HOME": str(tmp_path / "elsewhere")}
+    assert here.status == 0, here
+    refused = fedrane(*ask, env=elsewhere)
+    assert refused.status == 2
+    assert "--trust-code" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert fedrane(*ask, "--trust-code", env=elsewhere).stdout == here.stdout
+    page = ("report", tmp_path / "moved", "--out", tmp_path / "page.html")
+    assert fedrane(*page, env={"XDG_STATE_HOME": str(tmp_path / "third")}).status == 0
+    assert "--trust-code" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 # ---- compare

@@ -83,6 +83,27 @@ def test_the_resumed_run_is_killed_too(fedrane: Driver, tmp_path: Path) -> None:
     assert again.status == 0
 
 
+def test_killed_while_more_rounds_are_planned(fedrane: Driver, tmp_path: Path) -> None:
+    """Wherever it touches the folder of a finished run with a finale, the same command brings it to its new end, and
+    a plain resume to the old end or the new one."""
+    short, long = (words(GLIDING, every=2, rounds=rounds) for rounds in (3, 5))
+    for name, of in (("old", short), ("new", long)):
+        assert fedrane("run", "--out", tmp_path / name, *of).status == 0
+    for at in itertools.count(0, 2):
+        run, plain = tmp_path / f"killed-{at}", tmp_path / f"plain-{at}"
+        shutil.copytree(tmp_path / "old", run)
+        again = fedrane("resume", run, "rounds=5", sabotage={"kind": "touch", "at": at})
+        if not again.killed:
+            break
+        shutil.copytree(run, plain)
+        assert fedrane("resume", run, "rounds=5").status == 0
+        same_run(run, tmp_path / "new")
+        assert fedrane("resume", plain).status == 0
+        same_run(plain, tmp_path / ("new" if "rounds = 5" in (plain / CONFIG).read_text() else "old"))
+    assert at > 20
+    assert again.status == 0
+
+
 @pytest.mark.parametrize("round", [1, 4, 6])
 def test_killed_in_the_middle_of_a_metrics_line(fedrane: Driver, tmp_path: Path, round: int) -> None:
     """Half a line is cut off and written again."""

@@ -83,9 +83,9 @@ def find(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     if loading.is_reference(name):
-        return Method(_load(name), "own")
+        return Method(_load(name, loading.version(name)), "own")
     if name in _installed():
-        return Method(_load(_installed()[name]), "own")
+        return Method(_load(_installed()[name], ""), "own")
     remedy = nearest(name, known()) + ", or a file of yours: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
 
@@ -120,7 +120,8 @@ _origin: dict[type[Algorithm], str] = {}
 
 
 @cache
-def _load(name: str) -> type[Algorithm]:
+def _load(name: str, version: str) -> type[Algorithm]:
+    """Once for each ``version`` of its file: one that was edited is another method."""
     kind = _checked(loading.load(name, "method"), name)
     _origin[kind] = loading.absolute(name)
     return kind

@@ -11,7 +11,7 @@ from fedrane.features import SAMPLES
 from fedrane.files import write_atomically
 from fedrane.report import measures, page
 from fedrane.report.features import Points, points
-from fedrane.report.runs import Line, gather
+from fedrane.report.runs import Line, Run, gather
 
 __all__ = ["SAMPLES", "write"]
 
@@ -25,13 +25,15 @@ def write(
     target: float | None = None,
     samples: int = SAMPLES,
     data_root: str = "",
+    trust_code: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write the report on these run folders, or on folders that contain runs, as one HTML file.
 
     ``figures`` is a folder for the same pictures as PNG and SVG; ``target`` the accuracy to whose cost the page opens;
     ``samples`` how many test rows t-SNE lays out, 0 for none; ``data_root`` where datasets lie, if not where the runs
-    had them. What takes long is said to ``tell``.
+    had them; ``trust_code`` lets a run's own method or network be run that you have not run before, for t-SNE alone.
+    What takes long is said to ``tell``.
     """
     out = Path(out)
     if out.is_dir():
@@ -42,7 +44,7 @@ def write(
         raise ConfigError(f"{samples} rows for t-SNE", "so few have no neighbours", "Use 0 for none, or 10 and more")
     page.require()  # before anything that takes long
     lines, notes = gather(runs)
-    embedded = _embed(lines, samples, data_root, tell)
+    embedded = _embed(lines, samples, lambda run: points(run, samples, data_root, trust_code), tell)
     write_atomically(out, page.html(lines, notes, embedded, title, target))
     if figures is not None:
         from fedrane.report.figures import draw  # matplotlib is slow to import
@@ -51,7 +53,9 @@ def write(
     return out
 
 
-def _embed(lines: Sequence[Line], samples: int, data_root: str, tell: Callable[[str], None]) -> dict[int, Points | str]:
+def _embed(
+    lines: Sequence[Line], samples: int, place: Callable[[Run], Points], tell: Callable[[str], None]
+) -> dict[int, Points | str]:
     found: dict[int, Points | str] = {}
     for number, line in enumerate(lines) if samples else ():
         if not measures.measured(line.first, f"{GLOBAL}/accuracy"):
@@ -59,7 +63,7 @@ def _embed(lines: Sequence[Line], samples: int, data_root: str, tell: Callable[[
             continue
         tell(f"t-SNE of {line.name}, seed {line.first.seed}")
         try:
-            found[number] = points(line.first, samples, data_root)
+            found[number] = place(line.first)
         except FedraneError as error:  # a dataset that is elsewhere must not cost the rest of the page
             found[number] = str(error)
     return found

@@ -26,9 +26,9 @@ class Points(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def points(run: Run, samples: int = SAMPLES, data_root: str = "") -> Points:
+def points(run: Run, samples: int = SAMPLES, data_root: str = "", trust_code: bool = False) -> Points:
     """Of the same test rows for every run on a dataset; fails where the run has no global model, or no dataset here."""
-    models = read_models(Folder(run.path), clients=False)
+    models = read_models(Folder(run.path), clients=False, trust_code=trust_code)
     predictor = models.model
     settings = models.experiment
     dataset = as_dataset(settings.replace(data_root=data_root or settings.data_root), None)

@@ -60,7 +60,8 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
             name = "partition" if len(found) == 1 else f"partition-{number + 1}"
             for suffix in SUFFIXES:
                 written.append(folder / f"{name}{suffix}")
-                partition_plot.draw_counts(run.labels, run.classes, written[-1])
+                names = run.classes if run.knows_classes else ("all classes",)
+                partition_plot.draw_counts(run.labels, names, written[-1])
         for name, figure in _figures(lines, embedded):
             for suffix in SUFFIXES:
                 written.append(folder / f"{name}{suffix}")

@@ -136,14 +136,18 @@ class Clients(NamedTuple):
 def clients(lines: Sequence[Line], whose: str) -> list[Clients]:
     found = []
     for number, line in enumerate(lines):
-        last = [
-            (run.seed, records[-1][CLIENTS[whose]]) for run in line.runs if (records := measured(run, CLIENTS[whose]))
-        ]
+        last = [(run, records[-1]) for run in line.runs if (records := measured(run, CLIENTS[whose]))]
         if last:
-            seeds = np.concatenate([np.full(len(each), seed) for seed, each in last])
-            who = np.concatenate([np.arange(len(each)) for _, each in last])
-            found.append(Clients(number, seeds, who, np.concatenate([each for _, each in last]).astype(np.float64)))
+            each = [record[CLIENTS[whose]] for _, record in last]
+            seeds = np.concatenate([np.full(len(its), run.seed) for (run, _), its in zip(last, each, strict=True)])
+            who = np.concatenate([_evaluated(run, record) for run, record in last])
+            found.append(Clients(number, seeds, who, np.concatenate(each).astype(np.float64)))
     return found
+
+
+def _evaluated(run: Run, record: Metrics) -> NDArray[np.int64]:
+    """Whose accuracies a record tells, in their order: of a federation's clients some may not have answered."""
+    return np.setdiff1d(np.arange(len(run.labels)), record.get("unevaluated", []))
 
 
 class Worst(NamedTuple):

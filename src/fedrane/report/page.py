@@ -424,8 +424,11 @@ def _partition(lines: Sequence[Line]) -> Section:
     for number, (who, run) in enumerate(found):
         about = f"seed {run.seed}, {display.count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training rows"
         title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training rows"
+        if not run.knows_classes:
+            about += "; which classes they are of does not leave the clients"
         panels.append(Panel(f"partition-{number}", title, plots.partition(run), about))
-    lead = "How many training rows of each class each client holds; a client’s own test rows are not counted."
+    of_class = " of each class" if any(run.knows_classes for _, run in found) else ""
+    lead = f"How many training rows{of_class} each client holds; a client’s own test rows are not counted."
     return Section("partition", "Partition", lead, panels, "wide" if len(found) == 1 else "")
 
 

@@ -205,9 +205,22 @@ def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int
 
 
 def partition(run: Run) -> Plot:
-    """Training rows of each class and client, shaded by their square root; above, each client's rows."""
+    """Training rows of each class and client, shaded by their square root; above, each client's rows.
+
+    These alone where the classes are not known.
+    """
     counts = run.labels.T
     clients = list(range(counts.shape[1]))
+    x = {"title": _title("client"), "showgrid": False, "zeroline": False, **_whole(np.arange(len(clients)))}
+    bars: dict[str, Any] = {
+        "type": "bar",
+        "x": clients,
+        "y": run.labels.sum(1).tolist(),
+        "marker": {"color": "#8494a4"},
+        "hovertemplate": "client %{x}<br>%{y:,d} rows<extra></extra>",
+    }
+    if not run.knows_classes:
+        return _plot([bars], 260, x, {"rangemode": "tozero", "title": _title("rows")}, bargap=0.25)
     cells = {
         "type": "heatmap",
         "x": clients,
@@ -220,14 +233,6 @@ def partition(run: Run) -> Plot:
         "xgap": 1 if len(clients) <= 60 else 0,
         "ygap": 1 if len(counts) <= 40 else 0,
     }
-    bars = {
-        "type": "bar",
-        "x": clients,
-        "y": run.labels.sum(1).tolist(),
-        "yaxis": "y2",
-        "marker": {"color": "#8494a4"},
-        "hovertemplate": "client %{x}<br>%{y:,d} rows<extra></extra>",
-    }
     step = max(1, len(counts) // 26)
     top = 0.2
     y = {
@@ -239,7 +244,6 @@ def partition(run: Run) -> Plot:
         "zeroline": False,
     }
     y2 = {"domain": [1 - top, 1], "nticks": 3, "automargin": True, "rangemode": "tozero", "title": _title("rows")}
-    x = {"title": _title("client"), "showgrid": False, "zeroline": False, **_whole(np.arange(len(clients)))}
     ticks = _counts(int(counts.max()))
     bar: dict[str, Any] = {
         "title": {"text": "rows"},
@@ -249,7 +253,7 @@ def partition(run: Run) -> Plot:
     bar |= {"thickness": 10, "len": 0.8, "y": 0.4, "outlinewidth": 0}
     scale = {SEQUENTIAL: {"cmin": 0, "cmax": float(np.sqrt(counts.max())), "colorbar": bar}}
     height = 170 + min(520, max(160, 22 * len(counts)))
-    return _plot([cells, bars], height, x, y, yaxis2=y2, bargap=0.25, **scale)
+    return _plot([cells, bars | {"yaxis": "y2"}], height, x, y, yaxis2=y2, bargap=0.25, **scale)
 
 
 def _counts(most: int) -> list[int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import dotted, read_toml
+from fedrane.experiment import REMOTE, dotted, read_toml
 from fedrane.folder import CONFIG, FACTS, METRICS, Folder
 
 DEPTH = 3
@@ -33,7 +33,15 @@ class Run:
     finished: bool
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Training rows of each client (row) and class (column)."""
+    """Training rows of each client (row) and class (column), or of each client where classes are not known."""
+
+    deviations: tuple[str, ...] = ()
+    """Why its result is not that of a run of its settings."""
+
+    @property
+    def knows_classes(self) -> bool:
+        """Not in a federation of several machines: which classes a client holds does not leave it."""
+        return bool(self.labels.shape[1] == len(self.classes))
 
     @property
     def seed(self) -> int:
@@ -79,6 +87,7 @@ def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
             notes.append(f"{run.path} is left out: it repeats {twins[0].path}, seed included.")
         else:
             kept.append(run)
+            notes += [f"{run.path}: {deviation}" for deviation in run.deviations]
     if not kept:
         why = notes[0] if notes else "no folder was named"
         raise CheckpointError("there is nothing to report", why, "Let a run finish its first round")
@@ -111,9 +120,11 @@ def read(folder: Folder) -> Run:
         classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
-    if labels.ndim != 2 or labels.shape[1] != len(classes):
+    columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
+    if labels.ndim != 2 or labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    return Run(folder.path, settings, history, folder.finished, classes, labels)
+    deviations = tuple(map(str, facts.get("deviations", ())))
+    return Run(folder.path, settings, history, folder.finished, classes, labels, deviations)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:

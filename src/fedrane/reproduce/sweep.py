@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fedrane import own_code
 from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError
 from fedrane.experiment import Experiment
@@ -138,8 +139,11 @@ class Sweep:
         self, cell: Cell, experiment: Experiment, callbacks: Sequence[Callback], stop: Callable[[], bool]
     ) -> Result:
         folder, rows = self.folder(cell), self.source(cell)
+        if folder.finished and not folder.checkpoints():
+            self._clear(folder.path)  # its model was removed, and is wanted after all: the cell is run again
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
+            own_code.remember(experiment)
             return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop)
         return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop)
 

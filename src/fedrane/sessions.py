@@ -1,0 +1,107 @@
+"""Who ran a run, where and when: one entry for its start and one for each resume.
+
+They differ from one run to the next, and so have a file of their own: all others are the same for the same experiment.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedrane._version import __version__
+from fedrane.errors import FileError
+from fedrane.experiment import Experiment
+from fedrane.folder import SESSIONS, Folder
+
+Entry = dict[str, Any]
+
+
+def describe(experiment: Experiment, done: int) -> Entry:
+    """This session of a run of which so many rounds are done."""
+    return {
+        "command": shlex.join(sys.argv),
+        "start": _now(),
+        "end": None,
+        "outcome": None,
+        "rounds": {"planned": experiment.rounds, "before": done, "after": None},
+        "versions": versions(),
+        "machine": {
+            "device": experiment.device,
+            "device_name": device_name(experiment.device),
+            "threads": torch.get_num_threads(),
+        },
+        "engine": experiment.engine,
+        "changed_inputs": {},
+        "notes": [],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of all that may change the last bits of a result."""
+    return {
+        "fedrane": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def device_name(device: str) -> str:
+    """What the maker calls it."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def read(folder: Folder) -> list[Entry]:
+    """All so far; none in a folder of an earlier version."""
+    found: list[Entry] = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What of two sessions' versions and machines is not the same, in words."""
+    return [
+        f"{name.replace('_', ' ')} {value} (was {before[kind][name]})"
+        for kind in ("versions", "machine")
+        for name, value in now[kind].items()
+        if name in before.get(kind, {}) and before[kind][name] != value
+    ]
+
+
+@contextmanager
+def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[[], int]) -> Iterator[None]:
+    """Write the entry now, and at the end how it ended; that of a process that is killed stays without an end."""
+
+    def write() -> None:
+        folder.write_json(SESSIONS, [*earlier, entry])
+
+    def ended(outcome: str) -> None:
+        entry.update(end=_now(), outcome=outcome, rounds=entry["rounds"] | {"after": done()})
+        write()
+
+    write()
+    try:
+        yield
+    except BaseException as error:
+        with suppress(FileError):  # the disk may be full: what went wrong first is to be told
+            ended(f"{type(error).__name__}: {error}".removesuffix(": "))
+        raise
+    ended("finished" if folder.finished else "stopped")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

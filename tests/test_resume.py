@@ -1,0 +1,524 @@
+"""A run that goes on: what it notices of its inputs, how it takes more rounds, and what it records of itself."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedrane
+from asserts import same_bytes, untimed
+from fedrane import Algorithm, Callback, Experiment, own_code, sessions
+from fedrane.comparison import compare
+from fedrane.conformance import blobs, network, states
+from fedrane.data import catalogue
+from fedrane.data.dataset import Dataset
+from fedrane.errors import CheckpointError, ConfigError, DataError
+from fedrane.folder import FACTS, SESSIONS, Folder, round_of
+from fedrane.methods import METHODS, Method
+from fedrane.report.runs import gather
+from harness import OWN
+from problems import dense, quick
+
+
+class Told(Callback):
+    """What the user was told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def stopped(experiment: Experiment, out: Path, after: int = 1, **more: Any) -> fedrane.Result:
+    """A run that is asked to stop after some rounds."""
+    asked = iter([False] * (after - 1) + [True] * 1000)
+    result = fedrane.run(experiment, out, stop=lambda: next(asked), **more)
+    assert not result.finished
+    return result
+
+
+def entries(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((run / SESSIONS).read_text())
+    return found
+
+
+def files(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+# ---- what a run records of itself
+
+
+def test_every_session_is_recorded(tmp_path: Path) -> None:
+    """Versions, machine, command, times and rounds of the start and of each resume; how each ended."""
+    stopped(quick(rounds=3), tmp_path / "run")
+    fedrane.resume(tmp_path / "run")
+    first, second = entries(tmp_path / "run")
+    for entry in (first, second):
+        assert entry["versions"] == {
+            "fedrane": fedrane.__version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        }
+        assert entry["machine"]["threads"] == torch.get_num_threads()
+        assert entry["machine"]["device"] == "cpu"
+        assert entry["machine"]["device_name"]
+        assert entry["engine"] == "sequential"
+        assert Path(sys.argv[0]).name in entry["command"]
+        assert entry["start"] <= entry["end"]
+        assert entry["start"].endswith("+00:00")
+    assert (first["outcome"], second["outcome"]) == ("stopped", "finished")
+    assert first["rounds"] == {"planned": 3, "before": 0, "after": 1}
+    assert second["rounds"] == {"planned": 3, "before": 1, "after": 3}
+
+
+def test_what_differs_from_run_to_run_is_in_one_file(tmp_path: Path) -> None:
+    """Facts and configuration of one experiment are the same bytes, whoever runs it."""
+    for name in ("one", "two"):
+        fedrane.run(quick(rounds=1), tmp_path / name)
+    for name in (FACTS, "config.toml", "partition.npz"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_session_that_fails_says_how(tmp_path: Path) -> None:
+    e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
+    with pytest.raises(fedrane.FedraneError):
+        fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network(False))
+    (entry,) = entries(tmp_path / "run")
+    assert entry["outcome"].startswith("Diverged: round")
+    assert entry["end"] is not None
+
+
+def test_other_versions_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on; its user knows that bits may differ."""
+    stopped(quick(rounds=2), tmp_path / "run")
+    now = sessions.versions()
+    monkeypatch.setattr(sessions, "versions", lambda: now | {"torch": "9.9"})
+    told = Told()
+    fedrane.resume(tmp_path / "run", callbacks=[told])
+    (said,) = told.texts
+    assert f"torch 9.9 (was {torch.__version__})" in said
+    assert "numpy" not in said
+    assert entries(tmp_path / "run")[1]["notes"] == [said]
+
+
+# ---- inputs that changed
+
+
+def npz(path: Path, seed: int = 0) -> Path:
+    rows = blobs(90, seed)
+    np.savez(path, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    return path
+
+
+def of_file(path: Path) -> Experiment:
+    return quick(dataset=str(path), model="mlp", clients=3, rounds=3)
+
+
+def test_data_that_changed_stop_a_resume(tmp_path: Path) -> None:
+    """One clear error, and the folder is left as it is; the same content in a new file is no change."""
+    data, run = npz(tmp_path / "own.npz"), tmp_path / "run"
+    stopped(of_file(data), run)
+    before = files(run)
+    npz(data, seed=1)
+    with pytest.raises(CheckpointError, match=r"the dataset \S+own\.npz changed since .*--accept-changes"):
+        fedrane.resume(run)
+    assert files(run) == before
+    rows = blobs(90, 0)
+    np.savez_compressed(data, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    result = fedrane.resume(run)
+    same_bytes(states(result), states(fedrane.run(of_file(data))))
+
+
+def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
+    """Once: the next resume knows it. A comparison does not take the run for one of the new data."""
+    data, run = npz(tmp_path / "own.npz"), tmp_path / "all" / "m" / "seed-0"
+    e = of_file(data)
+    stopped(e, run)
+    facts = json.loads((run / FACTS).read_text())
+    npz(data, seed=1)
+    told = Told()
+    fedrane.resume(run, accept_changes=True, callbacks=[told], stop=lambda: True)
+    assert any("own.npz changed since" in text for text in told.texts)
+    entry, after = entries(run)[1], json.loads((run / FACTS).read_text())
+    assert entry["changed_inputs"] == {"data": {"from": facts["fingerprints"]["data"], "to": after["accepted"]["data"]}}
+    assert after["fingerprints"] == facts["fingerprints"]
+    assert after["inputs"]["mean"] != facts["inputs"]["mean"], "a model answers with the numbers it was trained with"
+    result = fedrane.resume(run)
+    assert result.finished
+    assert entries(run)[2]["changed_inputs"] == {}
+    for seed in (1, 0):
+        npz(data, seed)
+        with pytest.raises(CheckpointError, match=r"own\.npz changed since the run began, which was accepted"):
+            compare({"m": e}, [0], tmp_path / "all")
+    (note,) = gather([run])[1]
+    assert "which was accepted" in note
+
+
+def test_known_data_that_changed_stop_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(quick(rounds=2), tmp_path / "run")
+    digits = catalogue.load("digits")
+    x = digits.x.copy()
+    x[0, 0, 0, 0] ^= 1
+    other = Dataset("digits", x, digits.y, digits.x_test, digits.y_test, digits.classes, digits.mean, digits.std)
+    monkeypatch.setattr(catalogue, "_digits", lambda: other)
+    with pytest.raises(CheckpointError, match="the dataset digits changed"):
+        fedrane.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("part", ["x", "y", "x_test", "y_test"])
+def test_data_handed_over_are_known_by_their_content(tmp_path: Path, part: str) -> None:
+    e = Experiment(clients=3, rounds=2, batch=32, model="mlp")
+    stopped(e, tmp_path / "run", dataset=blobs())
+    other = blobs()
+    getattr(other, part)[0] = 1 - getattr(other, part)[0]
+    with pytest.raises(CheckpointError, match="the dataset <python> changed"):
+        fedrane.resume(tmp_path / "run", dataset=other)
+    assert fedrane.resume(tmp_path / "run", dataset=blobs()).finished
+
+
+def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path) -> None:
+    e = Experiment(clients=3, rounds=2, batch=32, model_head="2")
+    torch.manual_seed(0)
+    mine = dense((6,), 3)
+    stopped(e, tmp_path / "run", dataset=blobs(), model=mine)
+    other = nn.Sequential(mine[0], nn.ReLU(), mine[2])
+    with pytest.raises(CheckpointError, match="the network changed since"):
+        fedrane.resume(tmp_path / "run", dataset=blobs(), model=other)
+    with pytest.raises(CheckpointError, match="not the one that was trained"):
+        fedrane.load(tmp_path / "run", model=other)
+    with pytest.raises(CheckpointError, match="the first weights of the network changed"):
+        fedrane.resume(tmp_path / "run", dataset=blobs(), model=dense((6,), 3))
+    assert fedrane.resume(tmp_path / "run", dataset=blobs(), model=mine).finished
+
+
+def test_a_partition_that_changed(tmp_path: Path) -> None:
+    """That of the folder is an input; the file it was made from is not needed any more, and it is said so."""
+    saved = tmp_path / "saved.npz"
+    fedrane.run(quick(rounds=1), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "partition.npz", saved)
+    e = quick(rounds=2, partition=fedrane.Partitioning(file=str(saved)))
+    stopped(e, tmp_path / "run")
+    fedrane.run(quick(rounds=1, seed=5), tmp_path / "seed")
+    shutil.copy(tmp_path / "seed" / "partition.npz", saved)
+    told = Told()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    fedrane.resume(tmp_path / "run", callbacks=[told])
+    assert told.texts == [f"{saved} changed since the run began: the partition in its folder is used."]
+    shutil.copy(saved, tmp_path / "copy" / "partition.npz")
+    with pytest.raises(CheckpointError, match=r"the folder's partition\.npz changed"):
+        fedrane.resume(tmp_path / "copy")
+
+
+# ---- a method and a network of one's own
+
+
+def own(tmp_path: Path, **changes: Any) -> tuple[Path, Experiment]:
+    """A file with a method and a network, and an experiment that names both."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN.read_text())
+    named = {"method": f"{file}:Gliding", "model": f"{file}:network", "model_head": "classifier"}
+    return file, quick(**(named | {"rounds": 3} | changes))
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As another user on another machine."""
+    monkeypatch.setattr(own_code, "_named", set())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
+
+
+def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
+    """Accepted, the new code runs, also in the process that has loaded the old; each version's copy is kept."""
+    file, e = own(tmp_path)
+    stopped(e, tmp_path / "run")
+    file.write_text(OWN.read_text().replace("1 / (1 + length)", "0.0"))
+    with pytest.raises(
+        CheckpointError, match=r"the method's file \S+own\.py and the network's file \S+own\.py changed"
+    ):
+        fedrane.resume(tmp_path / "run")
+    before = fedrane.load(tmp_path / "run").server
+    result = fedrane.resume(tmp_path / "run", accept_changes=True, stop=lambda: True)
+    same_bytes(result.server.model.params, before.model.params)
+    copies = [path.read_text() for path in (tmp_path / "run" / "code").glob("own-*.py")]
+    assert sorted(copies) == sorted([OWN.read_text(), file.read_text()])
+
+
+def test_a_folder_holds_the_code_it_was_made_with(tmp_path: Path) -> None:
+    """Whether the file is gone or edited, a model is loaded and a run resumed from the copy."""
+    file, e = own(tmp_path)
+    whole = fedrane.run(e)
+    stopped(e, tmp_path / "run")
+    x = torch.from_numpy(fedrane.data.load("digits").x_test[:5])
+    expected = fedrane.load(tmp_path / "run").model(x)
+    file.write_text("raise RuntimeError")
+    assert torch.equal(fedrane.load(tmp_path / "run").model(x), expected)
+    file.unlink()
+    assert torch.equal(fedrane.load(tmp_path / "run").model(x), expected)
+    told = Told()
+    result = fedrane.resume(tmp_path / "run", callbacks=[told])
+    same_bytes(states(result), states(whole))
+    assert f"{file} is gone: its copy in the run folder is used." in told.texts
+    assert result.experiment.model == f"{file}:network"
+
+
+def test_a_copy_that_is_gone_or_damaged(tmp_path: Path) -> None:
+    file, e = own(tmp_path)
+    stopped(e, tmp_path / "run")
+    file.unlink()
+    (copy,) = (tmp_path / "run" / "code").glob("*.py")
+    copy.write_text("other = 1")
+    for said in (r"and so has its copy", r"no copy of it"):
+        for action in (fedrane.load, fedrane.resume):
+            with pytest.raises(CheckpointError, match=said):
+                action(tmp_path / "run")
+        copy.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    """Neither its copy nor the file it names, until the user says so; then it is known."""
+    file, e = own(tmp_path)
+    fedrane.run(e, tmp_path / "run")
+    forget(monkeypatch, tmp_path)
+    if gone:
+        file.unlink()
+    monkeypatch.setattr(fedrane.loading, "_from_file", lambda *a: pytest.fail("code was run"))
+    for action in (fedrane.load, fedrane.resume):
+        with pytest.raises(ConfigError, match=r"names code: method=.*own\.py.*--trust-code"):
+            action(tmp_path / "run")
+    monkeypatch.undo()
+    forget(monkeypatch, tmp_path)
+    assert fedrane.load(tmp_path / "run", trust_code=True).round == 4
+    assert fedrane.load(tmp_path / "run").round == 4
+    monkeypatch.setattr(own_code, "_named", set())
+    assert fedrane.load(tmp_path / "run").round == 4, "as another process of the same user"
+
+
+def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is called with what the folder says, for instance."""
+    fedrane.run(quick(rounds=1), tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('model = "mlp"', 'model = "subprocess:call"'))
+    with pytest.raises(ConfigError, match="names code: model=subprocess:call"):
+        fedrane.load(tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / FACTS).read_text())
+    facts["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
+    (tmp_path / "run" / FACTS).write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match="touch"):
+        fedrane.load(tmp_path / "run", trust_code=True)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_compiled_file_beside_the_code_is_not_run(tmp_path: Path) -> None:
+    """It could hold anything: only the source is known."""
+    import py_compile
+
+    file = tmp_path / "mine.py"
+    file.write_text("VALUE = 1\n")
+    py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    file.write_text("VALUE = 2\n")
+    assert fedrane.loading.load(f"{file}:VALUE", "model") == 2
+
+
+def seven(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return dense(shape, 7)
+
+
+def test_a_network_with_other_outputs_than_classes() -> None:
+    e = Experiment(clients=3, rounds=1, model_head="2")
+    with pytest.raises(ConfigError, match=r"scores of shape \(1, 7\) for one row: there are 3 classes"):
+        fedrane.run(e, dataset=blobs(), model=seven)
+
+
+def wider(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 9), nn.Tanh(), nn.Linear(9, classes))
+
+
+def deeper(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Linear(shape[0], 5), nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, classes))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [(wider, r"body\.0\.weight is of shape \(9, 6\), and of shape \(5, 6\)"), (deeper, "missing")]
+)
+def test_another_network_at_prediction(tmp_path: Path, other: Any, said: str) -> None:
+    e = Experiment(clients=3, rounds=1, batch=32, model_head="2")
+    fedrane.run(e, tmp_path / "run", dataset=blobs(), model=dense)
+    with pytest.raises(CheckpointError, match=rf"not the one that was trained.*{said}"):
+        fedrane.load(tmp_path / "run", model=other)
+
+
+# ---- more rounds
+
+
+@pytest.mark.parametrize("kind", ["constant", "step", "exponential"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, finished: bool) -> None:
+    """The same bytes and the same configuration; the change is on record."""
+    schedule = {"kind": kind, "factor": 0.5, "every": 2}
+    common = {"method": "local", "participation": 0.6, "dropout": 0.2, "momentum": 0.5, "schedule": schedule}
+    e = quick(rounds=4, **common)
+    fedrane.run(e.replace(rounds=6), tmp_path / "whole")
+    if finished:
+        fedrane.run(e, tmp_path / "run")
+    else:
+        stopped(e, tmp_path / "run", after=2)
+    told = Told()
+    result = fedrane.resume(tmp_path / "run", rounds=6, callbacks=[told])
+    done = 4 if finished else 2
+    assert told.texts == [f"rounds=6 instead of 4; it goes on from round {done}."]
+    same_bytes(states(result), states(fedrane.run(e.replace(rounds=6))))
+    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "whole").read_metrics())
+    assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+    last = entries(tmp_path / "run")[-1]
+    assert last["rounds"] == {"planned": 6, "planned_before": 4, "before": done, "after": 6}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
+
+
+def test_more_rounds_of_a_schedule_that_depends_on_them(tmp_path: Path) -> None:
+    """It is said, and recorded, that the result is not that of a run planned so."""
+    e = quick(rounds=2, schedule={"kind": "cosine"})
+    fedrane.run(e, tmp_path / "run")
+    told = Told()
+    fedrane.resume(tmp_path / "run", rounds=4, callbacks=[told])
+    assert "not that of a run planned with 4" in told.texts[1]
+    assert entries(tmp_path / "run")[1]["notes"] == told.texts
+    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {told.texts[1]}"]
+
+
+def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
+    e = quick(rounds=9)
+    stopped(e, tmp_path / "run", after=2)
+    result = fedrane.resume(tmp_path / "run", rounds=3)
+    same_bytes(states(result), states(fedrane.run(e.replace(rounds=3))))
+
+
+@dataclass(frozen=True)
+class Last(Algorithm):
+    """A part of a finale, in which every client trains the head alone."""
+
+    def trains(self, name: str) -> bool:
+        return name.startswith("head")
+
+
+@dataclass(frozen=True)
+class Finishing(Algorithm):
+    """FedAvg with a finale of three parts: more than checkpoints are kept."""
+
+    def finale(self) -> tuple[Algorithm, ...]:
+        return Last(), Last(), Last()
+
+
+@pytest.mark.parametrize(
+    ("method", "stop"), [("fedbabu", None), ("spherefed", None), ("finishing", None), ("finishing", 4)]
+)
+def test_more_rounds_go_on_from_before_the_finale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
+) -> None:
+    """What the finale made is taken back, its lines too, and it is made anew at the end."""
+    monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
+    e = quick(method=method, rounds=2, checkpoint_every=2)
+    if stop:
+        stopped(e, tmp_path / "run", after=stop)
+    else:
+        fedrane.run(e, tmp_path / "run")
+    result = fedrane.resume(tmp_path / "run", rounds=5)
+    whole = fedrane.run(e.replace(rounds=5), tmp_path / "whole")
+    same_bytes(states(result), states(whole))
+    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(whole.history)
+
+
+class Interrupts(Callback):
+    """Ctrl-C before the first round."""
+
+    def begin(self, *about: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> None:
+    """The finale's state is not taken for that of the round whose number it had."""
+    e = quick(method="fedbabu", rounds=2)
+    fedrane.run(e, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fedrane.resume(tmp_path / "run", rounds=4, callbacks=[Interrupts()])
+    assert entries(tmp_path / "run")[1]["outcome"] == "KeyboardInterrupt"
+    same_bytes(states(fedrane.resume(tmp_path / "run")), states(fedrane.run(e.replace(rounds=4))))
+
+
+def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) -> None:
+    fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
+    for path in Folder(tmp_path / "run").checkpoints():
+        if round_of(path) <= 2:
+            path.unlink()
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="no checkpoint of its rounds up to 2 any more"):
+        fedrane.resume(tmp_path / "run", rounds=4)
+    assert files(tmp_path / "run") == before
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_anew(tmp_path: Path) -> None:
+    """Its results would be lost without a word."""
+    fedrane.run(quick(rounds=2), tmp_path / "run")
+    for path in Folder(tmp_path / "run").checkpoints():
+        path.unlink()
+    before = files(tmp_path / "run")
+    for rounds in (None, 5):
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            fedrane.resume(tmp_path / "run", rounds=rounds)
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_not_fewer_rounds_than_are_done(tmp_path: Path, rounds: int) -> None:
+    stopped(quick(rounds=4), tmp_path / "run", after=2)
+    before = files(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"rounds={rounds}"):
+        fedrane.resume(tmp_path / "run", rounds=rounds)
+    assert files(tmp_path / "run") == before
+
+
+def test_more_rounds_of_a_run_that_stopped_early(tmp_path: Path) -> None:
+    e = quick(rounds=60, lr=1e-6, validation=0.2, patience=2)
+    assert fedrane.run(e, tmp_path / "run").round < 60
+    with pytest.raises(ConfigError, match=r"stopped early \(patience=2\)"):
+        fedrane.resume(tmp_path / "run", rounds=100)
+
+
+def test_the_evaluation_of_an_old_last_round_does_not_count_for_patience(tmp_path: Path) -> None:
+    """A run planned with more rounds would not have made it."""
+    e = quick(rounds=5, lr=0.02, validation=0.2, patience=2, eval_every=2)
+    whole = fedrane.run(e.replace(rounds=60))
+    fedrane.run(e, tmp_path / "run")
+    result = fedrane.resume(tmp_path / "run", rounds=60)
+    assert result.round == whole.round
+    same_bytes(states(result), states(whole))
+
+
+def test_a_resume_that_changes_nothing_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
+    fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
+    before = files(tmp_path / "run")
+    assert fedrane.resume(tmp_path / "run").finished
+    assert fedrane.resume(tmp_path / "run", rounds=2).finished
+    assert files(tmp_path / "run") == before
+
+
+def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
+    """Also where changes are accepted: the partition counts more of them."""
+    data = npz(tmp_path / "own.npz")
+    stopped(of_file(data), tmp_path / "run")
+    rows = blobs(60, 0)
+    np.savez(data, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    with pytest.raises(DataError, match="rows"):
+        fedrane.resume(tmp_path / "run", accept_changes=True)
