@@ -386,10 +386,11 @@ def check_command(method: Annotated[str, typer.Argument(help="A method's name, o
     for verdict in conformance.verdicts(entry.kind(**entry.preset)):
         found.append(verdict)
         title = conformance.title(verdict.law)
+        said = f"[green]holds[/]  {title}"
+        if verdict.problem:
+            said = f"[red]fails[/]  {title}: {escape(verdict.problem)}"
         if verdict.again:
             said = f"[yellow]not run[/]  {title}: the same error"
-        else:
-            said = f"[red]fails[/]  {title}: {escape(verdict.problem)}" if verdict.problem else f"[green]holds[/]  {title}"
         console.print(said, highlight=False, soft_wrap=True)
     held, blocked = sum(not v.problem for v in found), sum(v.again for v in found)
     console.print(f"{held} of {len(found)} laws hold" + (f", {blocked} could not be run" if blocked else ""))

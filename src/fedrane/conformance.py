@@ -391,11 +391,11 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
 @contextmanager
 def _hidden_values() -> Iterator[None]:
     """Whoever asks a tensor for its values, or makes a shape depend on them, breaks the law."""
-    with _Operators(), _Conversions():
+    with _Operators(), _Conversions():  # type: ignore[no-untyped-call]
         yield
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators whose result, or its shape, the host must wait for: ``item()``, ``bool()``, ``nonzero()``, …"""
 
     TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import fedrane as library
-from fedrane import data, methods
+from fedrane import conformance, data, methods
 from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
@@ -355,6 +355,23 @@ def test_check(fedrane: Driver) -> None:
     assert bad.status == 1
     assert "fails" in bad.stdout
     assert "seed" in bad.stdout
+
+
+def test_check_of_a_method_that_crashes(fedrane: Driver, tmp_path: Path) -> None:
+    """The error once, with its line and its hook; the other laws are not run."""
+    lines = (
+        "from fedrane import Algorithm",
+        "class Torn(Algorithm):",
+        "    def begin(self, task, ctx):",
+        "        1 / 0",
+    )
+    (tmp_path / "torn.py").write_text("\n".join(lines))
+    ended = fedrane("check", f"{tmp_path / 'torn.py'}:Torn")
+    assert ended.status == 1
+    assert ended.stdout.count("ZeroDivisionError") == ended.stdout.count("fails") == 1
+    assert f"{tmp_path / 'torn.py'}:4, in Torn.begin" in ended.stdout
+    assert ended.stdout.count("not run") == len(conformance.LAWS) - 1
+    assert ended.stdout.splitlines()[-1].startswith(f"0 of {len(conformance.LAWS)} laws hold")
 
 
 # ---- predict
