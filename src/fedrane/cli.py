@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fedrane import comparison, conformance, display, methods, report
 from fedrane._version import __version__
+from fedrane.calibration import TRAINING
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
@@ -268,11 +269,14 @@ def predict_command(
         for a in answers:
             write_line(json.dumps(a) + "\n")
         return
+    console, measure = console_for(False), "score" if model.calibration is None else "probability"
     table = plain_table("input", "class")
-    table.add_column("probability", justify="right")
+    table.add_column(measure, justify="right")
     for a in answers:
-        table.add_row(escape(a["input"]), escape(a["class"]), f"{a['probability']:.3f}")
-    console_for(False).print(table)
+        table.add_row(escape(a["input"]), escape(a["class"]), f"{a[measure]:.3f}")
+    console.print(table)
+    if model.calibration and model.calibration.examples == TRAINING:
+        say(console, "probabilities were fitted to training examples; validation=0.1 sets others aside for that")
 
 
 # ---- data

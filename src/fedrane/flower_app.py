@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fedrane import data, display
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.calibration import Calibration
 from fedrane.data.own import read_labelled
 from fedrane.data.partition import Split, split_client
 from fedrane.engines import Engine
@@ -253,6 +254,10 @@ class RemoteLoop(_Loop):
         self.history, self.owns = [], {}
         self._welcomed: set[int] = set()
         fleet.tell = self.tell
+
+    def _calibrate(self, result: Result) -> dict[str, Calibration]:
+        """The examples are with the clients."""
+        return {}
 
     def _engine(self, algorithm: Algorithm) -> Engine:
         return Flower(algorithm, self.federation, self.fleet, Receipts())  # type: ignore[return-value]  # see _evaluate

@@ -29,7 +29,7 @@ except ImportError:  # not a Unix: the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-FACTS, PARTITION = "facts.json", "partition.npz"
+FACTS, PARTITION, CALIBRATION = "facts.json", "partition.npz", "calibration.json"
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second"})
@@ -58,7 +58,7 @@ class Folder:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self.lock()
         self.require_free()  # nobody has begun one meanwhile
-        self._clear(METRICS, SUMMARY, "checkpoints/round-*.safetensors")
+        self._clear(METRICS, SUMMARY, CALIBRATION, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
         """Take up a run that exists."""

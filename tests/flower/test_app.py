@@ -274,7 +274,7 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
     done = CliRunner().invoke(command, ["flower", "predict", folder, rows])
     assert done.exit_code == 0, done.output
-    assert {"input", "class", "probability"} == set(json.loads(done.output.splitlines()[0]))
+    assert {"input", "class", "score"} == set(json.loads(done.output.splitlines()[0]))
     with pytest.raises(ConfigError, match="with their clients"):
         fedrane.load(out).personal(1)
     with pytest.raises(ConfigError, match="flwr run"):

@@ -285,14 +285,24 @@ def _inputs(x: Array, what: str) -> Array:
 
 def _bytes(images: Array, what: str) -> Array:
     """Fractions in [0, 1] as bytes."""
-    low, high = images.min(), images.max()
+    low, high = images.min().item(), images.max().item()
     if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
-        raise DataError(
-            f"{what} holds images of {images.dtype} from {low} to {high}",
-            "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
-            "Give bytes with x.astype('uint8'), or leave out the normalisation",
-        )
+        raise not_pixels(what, images.dtype, low, high)
     return np.rint(images.astype(np.float64) * 255).astype(np.uint8)
+
+
+def not_pixels(what: str, dtype: object, low: float, high: float) -> DataError:
+    """Of numbers that are neither bytes nor fractions, and so could be taken for either only by guessing."""
+    remedy = "Leave out any normalisation, and divide by the largest value possible, for instance by 65535"
+    if low >= 0 and high <= 255:
+        remedy = "Give values 0 … 255 as bytes (uint8), or divide them by 255"
+    elif low != low or high != high:
+        remedy = "Fill in or leave out what is not a number"
+    return DataError(
+        f"{what} holds images of {dtype} from {low} to {high}",
+        "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
+        remedy,
+    )
 
 
 def _column(values: Array, what: str) -> Array:
