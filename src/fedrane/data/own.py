@@ -293,10 +293,8 @@ def _bytes(images: Array, what: str) -> Array:
 
 def not_pixels(what: str, dtype: object, low: float, high: float) -> DataError:
     """Of numbers that are neither bytes nor fractions, and so could be taken for either only by guessing."""
-    remedy = "Leave out any normalisation, and divide by the largest value possible, for instance by 65535"
-    if low >= 0 and high <= 255:
-        remedy = "Give values 0 … 255 as bytes (uint8), or divide them by 255"
-    elif low != low or high != high:
+    remedy = "Give 0 … 255 as uint8, or divide by the largest value possible (255, 65535); leave out the normalisation"
+    if low != low or high != high:
         remedy = "Fill in or leave out what is not a number"
     return DataError(
         f"{what} holds images of {dtype} from {low} to {high}",
