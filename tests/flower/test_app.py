@@ -301,6 +301,15 @@ def test_rows_of_another_shape_are_not_taken_in(tmp_path: Path) -> None:
     assert "shape" in metrics(out)[0]["refused"]["2"]
 
 
+def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
+    """Fractions become bytes; bytes as floats are refused, and not taken for either."""
+    app, digits = Federation(tmp_path).app, data.load("digits")
+    pool = app.pool(digits.x / 255, digits.y, app.task())
+    assert np.array_equal(pool.x.numpy(), digits.x)
+    with pytest.raises(DataError, match=r"from 0\.0 to 255\.0"):
+        app.pool(digits.x.astype(np.float32), digits.y, app.task())
+
+
 def test_a_node_without_data_says_so(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")

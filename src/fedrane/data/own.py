@@ -71,7 +71,7 @@ def read_inputs(path: Path) -> Array:
     arrays = _arrays(path)
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x'", "it holds the inputs", "Write it with numpy.savez(path, x=…)")
-    return _inputs(arrays["x"], f"{path}: x")
+    return as_inputs(arrays["x"], f"{path}: x")
 
 
 def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
@@ -84,7 +84,7 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
         arrays = _arrays(path)
         if not {"x", "y"} <= arrays.keys():
             raise DataError(f"{path} holds {', '.join(arrays)}", "a client's rows are x, and their labels y")
-        x, names = _inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+        x, names = as_inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
     else:
         found = from_folder(path, image_size)
         x = np.concatenate([found.x, found.x_test])
@@ -242,7 +242,7 @@ def _dataset(
     names: Sequence[str] | None = None,
 ) -> Dataset:
     """What all three have in common once they are arrays."""
-    x = _inputs(train[0], f"{where}: x")
+    x = as_inputs(train[0], f"{where}: x")
     labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
     y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
     for what, column in (("labels", y), ("client entries", clients)):
@@ -253,11 +253,11 @@ def _dataset(
         x_test, y_test = x[held], y[held]
         x, y, clients = x[~held], y[~held], None if clients is None else clients[~held]
     else:
-        x_test, y_test = _inputs(test[0], f"{where}: x_test"), labels[1]
+        x_test, y_test = as_inputs(test[0], f"{where}: x_test"), labels[1]
     return Dataset(name, x, y, x_test, y_test, classes, *moments(x), clients)
 
 
-def _inputs(x: Array, what: str) -> Array:
+def as_inputs(x: Array, what: str) -> Array:
     """Images as bytes (rows, channels, height, width), or a table as float32 (rows, columns)."""
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf" or 0 in x.shape:
         raise DataError(
