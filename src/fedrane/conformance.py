@@ -5,6 +5,7 @@ Each law takes a method, runs its hooks on a small federation and raises :class:
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
@@ -80,21 +81,24 @@ def judge(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> Verdict:
         place = _place(error, algorithm)
         where = "; ".join(part for part in (place, *getattr(error, "__notes__", ())) if part)
         said = ": ".join(part for part in (kind, str(error)) if part) + (f" ({where})" if where else "")
-        return Verdict(law, said, f"{kind} {place}" if kind else "")
+        return Verdict(law, said, f"{kind} {place or error}" if kind else "")
     return Verdict(law)
 
 
 def _place(error: Exception, algorithm: Algorithm) -> str:
-    """The line of the method's own code in which an error arose, and the hook; empty if it arose elsewhere."""
-    files = {getattr(sys.modules.get(kind.__module__), "__file__", "") for kind in type(algorithm).__mro__}
-    libraries = tuple(str(Path(library.__file__ or "").parent) for library in (torch, sys.modules["fedrane"]))
-    found = ""
+    """The line in which an error arose, and the hook: of the method's own file, else of any that is not a library's."""
+    own = {
+        vars(sys.modules[k.__module__]).get("__file__") for k in type(algorithm).__mro__ if k.__module__ in sys.modules
+    }
+    own.discard(sys.modules[Algorithm.__module__].__file__)
+    libraries = tuple(f"{Path(library.__file__ or '').parent}{os.sep}" for library in (torch, sys.modules["fedrane"]))
+    found = {False: "", True: ""}
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        outside = not code.co_filename.startswith(libraries)
-        if outside or (code.co_filename in files and frame.f_globals.get("__name__") != Algorithm.__module__):
-            found = f"{code.co_filename}:{line}, in {code.co_qualname}"
-    return found
+        mine = code.co_filename in own
+        if mine or not code.co_filename.startswith(libraries):
+            found[mine] = f"{code.co_filename}:{line}, in {code.co_qualname}"
+    return found[True] or found[False]
 
 
 def title(law: Callable[[Algorithm], None]) -> str:

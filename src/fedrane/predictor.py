@@ -114,9 +114,9 @@ class Predictor(nn.Module):
         if x.dtype == torch.uint8:
             return x
         fractions = x.is_floating_point() or x.dtype == torch.bool
-        low, high = _extremes(x) if self._may_look(x) else (0, 1)
-        if not (fractions and low >= 0 and high <= 1):
-            raise own.not_pixels("the input", x.dtype, low, high)
+        values = _extremes(x) if self._may_look(x) else ()
+        if not (fractions and all(0 <= value <= 1 for value in values)):
+            raise own.not_pixels("the input", x.dtype, values)
         return x.to(self.get_buffer("scale").dtype) * 255
 
     def _numbers(self, x: Tensor) -> Tensor:

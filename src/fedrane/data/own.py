@@ -287,17 +287,17 @@ def _bytes(images: Array, what: str) -> Array:
     """Fractions in [0, 1] as bytes."""
     low, high = images.min().item(), images.max().item()
     if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
-        raise not_pixels(what, images.dtype, low, high)
+        raise not_pixels(what, images.dtype, (low, high))
     return np.rint(images.astype(np.float64) * 255).astype(np.uint8)
 
 
-def not_pixels(what: str, dtype: object, low: float, high: float) -> DataError:
-    """Of numbers that are neither bytes nor fractions, and so could be taken for either only by guessing."""
+def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError:
+    """Of numbers that are neither bytes nor fractions; ``values``, where known, are the smallest and the largest."""
     remedy = "Give 0 … 255 as uint8, or divide by the largest value possible (255, 65535); leave out the normalisation"
-    if low != low or high != high:
+    if any(value != value for value in values):
         remedy = "Fill in or leave out what is not a number"
     return DataError(
-        f"{what} holds images of {dtype} from {low} to {high}",
+        f"{what} holds images of {dtype}" + (f" from {values[0]} to {values[1]}" if values else ""),
         "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
         remedy,
     )
