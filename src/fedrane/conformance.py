@@ -5,20 +5,26 @@ Each law takes a method, runs its hooks on a small federation and raises :class:
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.dataset import Dataset
+from fedrane.data.partition import Partitioning
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
@@ -40,17 +46,61 @@ def need(holds: bool, found: str) -> None:
         raise Broken(found)
 
 
+class Verdict(NamedTuple):
+    """What became of one law."""
+
+    law: Callable[[Algorithm], None]
+    problem: str = ""
+    """What is wrong; empty where the law holds."""
+    crash: str = ""
+    """The method raised an error of its own: which and where. Then nobody knows whether the law holds."""
+    again: bool = False
+    """The same crash has been reported of an earlier law."""
+
+
+def verdicts(algorithm: Algorithm) -> Iterator[Verdict]:
+    """All laws; a mistake that stops the method in each of them is described once."""
+    crashes = set()
+    for law in LAWS:
+        found = judge(algorithm, law)
+        yield found._replace(again=found.crash in crashes)
+        crashes |= {found.crash} - {""}
+
+
 def check(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> str | None:
     """What is wrong, or nothing."""
+    problem = judge(algorithm, law).problem
+    return f"{title(law)}: {problem}" if problem else None
+
+
+def judge(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> Verdict:
+    """Hold a method to one law."""
     try:
         with limited(1):
             law(algorithm)
-    except Broken as broken:
-        return f"{title(law)}: {broken}"
     except Exception as error:  # noqa: BLE001 - whatever a method raises, it is the method that fails
-        where = "; ".join(getattr(error, "__notes__", []))
-        return f"{title(law)}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
-    return None
+        kind = "" if isinstance(error, Broken) else type(error).__name__
+        place = _place(error, algorithm)
+        where = "; ".join(part for part in (place, *getattr(error, "__notes__", ())) if part)
+        said = ": ".join(part for part in (kind, str(error)) if part) + (f" ({where})" if where else "")
+        return Verdict(law, said, f"{kind} {place or error}" if kind else "")
+    return Verdict(law)
+
+
+def _place(error: Exception, algorithm: Algorithm) -> str:
+    """The line in which an error arose, and the hook: of the method's own file, else of any that is not a library's."""
+    own = {
+        vars(sys.modules[k.__module__]).get("__file__") for k in type(algorithm).__mro__ if k.__module__ in sys.modules
+    }
+    own.discard(sys.modules[Algorithm.__module__].__file__)
+    libraries = tuple(f"{Path(library.__file__ or '').parent}{os.sep}" for library in (torch, sys.modules["fedrane"]))
+    found = {False: "", True: ""}
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        mine = code.co_filename in own
+        if mine or not code.co_filename.startswith(libraries):
+            found[mine] = f"{code.co_filename}:{line}, in {code.co_qualname}"
+    return found[True] or found[False]
 
 
 def title(law: Callable[[Algorithm], None]) -> str:
@@ -201,6 +251,24 @@ def _pure(bench: Bench) -> None:
     need(tree.equal(before, server), "a hook changes the server's state in place")
 
 
+def client_hooks_read_no_values(algorithm: Algorithm) -> None:
+    """What they compute must not wait for a number, nor depend on one: then it can be captured and stacked."""
+    for bench in benches(algorithm, rounds=1):
+        stage, task, ctx, engine = bench.algorithm, bench.result.task, bench.context(1), bench.engine
+        batches = [kind for batch in engine.batches(1, 2, 1) for kind in (batch, _pad(batch, 3))]
+        with _hidden_values():
+            work = stage.begin(task, ctx)
+            for batch in batches:
+                work = stage.step(task, ctx, work, batch)
+            stage.finish(task, ctx, work)
+        answers = stage.answers_on(task)
+        models = [stage.global_model(task, bench.result.server)] if GLOBAL in answers else []
+        models += [stage.personal_model(task, ctx)] if PERSONAL in answers else []
+        for model in models:
+            with _hidden_values():
+                stage.predict(task, model, batches[0].x, batches[0].live)
+
+
 def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2, participation=0.6)
     with tempfile.TemporaryDirectory() as path, closing(Folder(Path(path))) as folder:
@@ -305,7 +373,9 @@ def answers_are_those_declared(algorithm: Algorithm) -> None:
 
 
 def it_learns(algorithm: Algorithm) -> None:
-    result = trained(algorithm, rounds=20, epochs=2)
+    """On clients that are alike: how well a method copes with others is for a study to say, and no law. A median of
+    parameters, for one, follows the classes that most clients have."""
+    result = trained(algorithm, rounds=20, epochs=2, partition=Partitioning(kind="iid"))
     for whose, accuracy in _measured(result):
         need(accuracy > 0.7, f"{whose} accuracy {accuracy:.2f} after 20 rounds on three well-parted clouds")
 
@@ -315,6 +385,7 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     another_seed_gives_another_result,
     order_of_clients_is_irrelevant,
     hooks_leave_their_inputs_unchanged,
+    client_hooks_read_no_values,
     state_survives_a_checkpoint,
     absent_clients_keep_their_state,
     dtype_is_kept,
@@ -325,6 +396,48 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     answers_are_those_declared,
     it_learns,
 )
+
+
+@contextmanager
+def _hidden_values() -> Iterator[None]:
+    """Whoever asks a tensor for its values, or makes a shape depend on them, breaks the law."""
+    with _Operators(), _Conversions():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators whose result, or its shape, the host must wait for: ``item()``, ``bool()``, ``nonzero()``, …"""
+
+    TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.TAGS & set(func.tags) and not (func is torch.ops.aten.index.Tensor and not _masks(args[1])):
+            _read(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Conversions(TorchFunctionMode):
+    """Those that copy a tensor to the host without an operator; and of operators, the names that users know."""
+
+    NAMES = ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__")
+    FUNCTIONS = frozenset(getattr(torch.Tensor, name) for name in NAMES)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = resolve_name(func) or str(func)
+        if func in self.FUNCTIONS:
+            _read(name)
+        try:
+            return func(*args, **(kwargs or {}))
+        except Broken:
+            _read(name)
+
+
+def _masks(indices: Any) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _read(operation: str) -> None:
+    raise Broken(f"a client hook waits for a tensor's values ({operation}), so it cannot be captured or stacked")
 
 
 def _unmoved(algorithm: Algorithm, who: str, before: Model, after: Model) -> None:

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from fedrane import data, display, own_code, sessions, sources
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.data.own import read_labelled
+from fedrane.calibration import Calibration
+from fedrane.data.own import as_inputs, read_labelled
 from fedrane.data.partition import Split, split_client
 from fedrane.engines import Engine
 from fedrane.engines.flower import CONCLUDE, Fleet, Flower, Order, Site, client_app
@@ -82,6 +83,7 @@ class App(NamedTuple):
         return make_task(self.experiment, self.inputs.shape, len(self.inputs.classes), None)
 
     def pool(self, x: NDArray[Any], y: NDArray[np.int64], task: Task) -> Pool:
+        x = as_inputs(x, "the client's x") if len(x) else x  # an app's own reader may give fractions, or anything
         if tuple(x.shape[1:]) != self.inputs.shape:
             raise DataError(f"rows of shape {tuple(x.shape[1:])}", f"the federation's are {self.inputs.shape}")
         image = len(self.inputs.shape) == 3
@@ -258,6 +260,10 @@ class RemoteLoop(_Loop):
         self.history, self.owns = [], {}
         self._welcomed: set[int] = set()
         fleet.tell = self.tell
+
+    def _calibrate(self, result: Result) -> dict[str, Calibration]:
+        """The examples are with the clients."""
+        return {}
 
     def _engine(self, algorithm: Algorithm) -> Engine:
         return Flower(algorithm, self.federation, self.fleet, Receipts())  # type: ignore[return-value]  # see _evaluate

@@ -94,7 +94,7 @@ from fedrane.flower_app import own_rows
 
 
 def rows(context, experiment, inputs):
-    """This client's inputs and labels: arrays x (rows, …) as stored, and y (places among inputs.classes).
+    """This client's inputs and labels: arrays x (rows, …) as in an .npz file, and y (places among inputs.classes).
 
     As it stands: the .npz file or the folder of images that the node was started with, --node-config 'data="PATH" …';
     in a simulation, a share of the experiment's dataset. Replace it to read from elsewhere, a database for instance.

@@ -29,7 +29,8 @@ except ImportError:  # not a Unix: the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-FACTS, PARTITION, SESSIONS, CODE = "facts.json", "partition.npz", "sessions.json", "code"
+FACTS, PARTITION, SESSIONS = "facts.json", "partition.npz", "sessions.json"
+CODE, CALIBRATION = "code", "calibration.json"
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
@@ -58,7 +59,7 @@ class Folder:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self.lock()
         self.require_free()  # nobody has begun one meanwhile
-        self._clear(METRICS, SUMMARY, "checkpoints/round-*.safetensors")
+        self._clear(METRICS, SUMMARY, CALIBRATION, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
         """Take up a run that exists."""

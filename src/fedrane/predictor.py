@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.calibration import Calibration
 from fedrane.data import own
 from fedrane.data.dataset import Dataset
 from fedrane.errors import CheckpointError, ConfigError, DataError
@@ -30,6 +32,11 @@ class Inputs:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def images(self) -> bool:
+        """Bytes (channels, height, width); else a row of a table, so many numbers."""
+        return len(self.shape) == 3
 
     @classmethod
     def of(cls, dataset: Dataset) -> Inputs:
@@ -50,13 +57,19 @@ class Inputs:
 class Predictor(nn.Module):
     """A trained model as a plain module: rows as they are stored to class scores.
 
-    Images are bytes 0 … 255, or floating-point fractions 0 … 1; table rows are as in the table. The parameters are a
-    copy: they may be moved, saved, or trained further.
+    Images are bytes (``uint8``) 0 … 255, or floating-point fractions 0 … 1; table rows are numbers as in the table.
+    Anything else is an error. The parameters are a copy: they may be moved, saved, or trained further.
     """
 
-    def __init__(self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs) -> None:
+    check_values: bool = True
+    """Look at the values of each batch: fractions in [0, 1], no NaN. On a GPU this waits for them; set it to False
+    where that costs too much, or under ``vmap``. Calls that are compiled, exported or captured leave it out."""
+
+    def __init__(
+        self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs, calibration: Calibration | None = None
+    ) -> None:
         super().__init__()
-        self.inputs, self._task, self._algorithm = inputs, task, algorithm
+        self.inputs, self.calibration, self._task, self._algorithm = inputs, calibration, task, algorithm
         values = {**model.params, **model.stats}
         held = {name.partition(".")[0] for name in values}
         missing = {name for name, part in task.parts.items() if name not in held and list(part.parameters())}
@@ -70,19 +83,86 @@ class Predictor(nn.Module):
             raise CheckpointError(
                 f"the {whose} alone has {odd[0]}", "the network is not the one that was trained", "Give that one"
             )
-        image = len(inputs.shape) == 3
-        normaliser = Normaliser.from_constants(inputs.mean, inputs.std, image, task.dtype, task.device)
+        normaliser = Normaliser.from_constants(inputs.mean, inputs.std, inputs.images, task.dtype, task.device)
         self.register_buffer("scale", normaliser.scale)
         self.register_buffer("shift", normaliser.shift)
         self.eval()
 
+    @property
+    def temperature(self) -> float | None:
+        """By which scores are divided before they become probabilities; None where it is not known."""
+        return self.calibration.temperature if self.calibration else None
+
     def forward(self, x: Tensor) -> Tensor:
-        if len(self.inputs.shape) == 3 and x.is_floating_point():
-            x = x * 255
+        rows = self._as_stored(x)
         normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"))
         model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
-        live = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        return self._algorithm.predict(self._task, model, normalise(x), live)
+        live = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        return self._algorithm.predict(self._task, model, normalise(rows), live)
+
+    def predict_proba(self, x: Tensor) -> Tensor:
+        """The probability of each class; only of a calibrated model."""
+        if self.temperature is None:
+            raise ConfigError(
+                "this model's scores are not calibrated",
+                "a softmax of them says nothing of how often the model is right",
+                "Use the scores, or a model of a run that has finished on this version",
+            )
+        scores: Tensor = self(x)
+        return (scores / self.temperature).softmax(1)
+
+    def _as_stored(self, x: Tensor) -> Tensor:
+        """Pixels 0 … 255, or a table's numbers; an error for what does not look like what the model was trained on."""
+        if not isinstance(x, Tensor):
+            raise DataError(f"the input is a {type(x).__name__}", "a model takes tensors", "Use torch.as_tensor(x)")
+        self._check_shape(tuple(x.shape))
+        if x.is_complex():
+            raise DataError(f"the input is of {x.dtype}", "the model takes real numbers", "Use x.real")
+        return self._pixels(x) if self.inputs.images else self._numbers(x)
+
+    def _pixels(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            return x
+        fractions = x.is_floating_point() or x.dtype == torch.bool
+        values = _extremes(x) if self._may_look(x) else ()
+        if not (fractions and all(0 <= value <= 1 for value in values)):
+            raise own.not_pixels("the input", x.dtype, values)
+        return x.to(self.get_buffer("scale").dtype) * 255
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        if self._may_look(x):
+            for bound in _extremes(x.to(self.get_buffer("scale").dtype)):
+                if not math.isfinite(bound):
+                    raise DataError(
+                        f"the input holds {bound}", "a table row is finite numbers", "Fill in or leave out such rows"
+                    )
+        return x
+
+    def _check_shape(self, found: tuple[int, ...]) -> None:
+        shape = self.inputs.shape
+        if found[1:] == shape:
+            return
+        remedy = (
+            "Resize or crop them" if self.inputs.images else "Give the columns of the training table, in their order"
+        )
+        if found == shape:
+            remedy = "For a single one: x[None]"
+        elif self.inputs.images and found[1:] == (*shape[1:], shape[0]):
+            remedy = "Put the channels first: x.permute(0, 3, 1, 2)"
+        kind = "images (channels, height, width)" if self.inputs.images else "table rows"
+        raise DataError(f"the input is of shape {found}", f"the model takes a batch of {kind} of shape {shape}", remedy)
+
+    def _may_look(self, x: Tensor) -> bool:
+        if not self.check_values or torch.compiler.is_compiling():
+            return False
+        return x.numel() > 0 and not x.is_meta and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value, both NaN if there is one; the host waits for them once."""
+    wide = x.detach() if x.dtype not in (torch.bool, torch.float16, torch.bfloat16) else x.detach().float()
+    low, high = torch.stack(torch.aminmax(wide)).tolist()
+    return low, high
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +179,8 @@ class Models:
     labels: NDArray[np.int64]
     """Training rows of each client (row) and class (column)."""
     round: int
+    calibration: Mapping[str, Calibration]
+    """Of the global and of the personal models; empty before a run has finished."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.experiment.method_name}, {self.population} clients, round {self.round}>"
@@ -111,7 +193,7 @@ class Models:
     def model(self) -> Predictor:
         """The global model."""
         self._require(GLOBAL)
-        return self._predictor(self.algorithm.global_model(self.task, self.server))
+        return self._predictor(self.algorithm.global_model(self.task, self.server), GLOBAL)
 
     def personal(self, client: int) -> Predictor:
         """The model of one client; one that never took part answers with what it would start from."""
@@ -127,10 +209,10 @@ class Models:
         who = each_of(describe(self.task, [client], self.labels, self.round))[0]
         own = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
         ctx = Context(self.algorithm.send(self.task, self.server, who), own, who)
-        return self._predictor(self.algorithm.personal_model(self.task, ctx))
+        return self._predictor(self.algorithm.personal_model(self.task, ctx), PERSONAL)
 
-    def _predictor(self, model: Model) -> Predictor:
-        return Predictor(self.task, self.algorithm, model, self.inputs)
+    def _predictor(self, model: Model, kind: str) -> Predictor:
+        return Predictor(self.task, self.algorithm, model, self.inputs, self.calibration.get(kind))
 
     def _require(self, answer: str) -> None:
         answers: Iterable[str] = self.algorithm.answers_on(self.task)
@@ -154,17 +236,20 @@ def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[t
     else:
         x, names = own.read_image(path, shape, image_size)[np.newaxis], [str(path)]
     if x.shape[1:] != shape:
-        raise DataError(
-            f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}", "Resize or crop them"
-        )
+        remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
+        raise DataError(f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}", remedy)
     yield from zip(names, x, strict=True)
 
 
 @torch.no_grad()
 def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
-    """The class of each row and how sure the model is; ``batch`` rows at a time, on which it depends if norm=batch."""
+    """The class of each row, with its probability, or where the model is not calibrated, its score.
+
+    ``batch`` rows at a time, on which an answer depends if norm=batch.
+    """
+    measure, judge = ("score", model) if model.temperature is None else ("probability", model.predict_proba)
     for begin in range(0, len(rows), batch):
         names, values = zip(*rows[begin : begin + batch], strict=True)
-        for name, chances in zip(names, model(torch.tensor(np.stack(values))).softmax(1), strict=True):
-            best = int(chances.argmax())
-            yield {"input": name, "class": model.inputs.classes[best], "probability": float(chances[best])}
+        for name, sure in zip(names, judge(torch.tensor(np.stack(values))), strict=True):
+            best = int(sure.argmax())
+            yield {"input": name, "class": model.inputs.classes[best], measure: float(sure[best])}

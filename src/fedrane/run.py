@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.profiler import record_function
 
 from fedrane import data, engines, loading, models, own_code, sessions, sources, timing, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.calibration import Calibration, calibrate
 from fedrane.data import partition as partitions
 from fedrane.data import plan
 from fedrane.data.dataset import Dataset
@@ -28,7 +29,7 @@ from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
 from fedrane.experiment import PYTHON, Experiment, dotted, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
@@ -211,7 +212,18 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
         raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)
-    return Models(experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round)
+    calibration = read_calibration(folder, checkpoint.round)
+    return Models(
+        experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round, calibration
+    )
+
+
+def read_calibration(folder: Folder, round: int) -> dict[str, Calibration]:
+    """That of the models of this round; nothing where the run has not finished, or was one of an older version."""
+    if not (folder.path / CALIBRATION).is_file():
+        return {}
+    stored = folder.read_json(CALIBRATION)
+    return {kind: Calibration(**found) for kind, found in stored["models"].items()} if stored["round"] == round else {}
 
 
 def at_rest(experiment: Experiment) -> Experiment:
@@ -665,16 +677,24 @@ class _Loop:
             self.owns,
             self.federation.labels,
             done,
+            {},
             self.federation,
             self.history,
             finished,
             self.folder.path if self.folder else None,
         )
+        if finished:
+            result = replace(result, calibration=self._calibrate(result))
         if self.folder and finished:
+            models = {kind: found._asdict() for kind, found in result.calibration.items()}
+            self.folder.write_json(CALIBRATION, {"round": done, "models": models})
             self.folder.write_json(SUMMARY, result.summary)
         for callback in self.callbacks:
             callback.end(result)
         return result
+
+    def _calibrate(self, result: Result) -> dict[str, Calibration]:
+        return calibrate(result, self.federation)
 
 
 def _weights(trained: Trained) -> list[float]:

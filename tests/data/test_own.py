@@ -82,11 +82,16 @@ def test_a_table_with_an_unusable_number_is_refused(tmp_path, value):
     assert "row 4, column 2" in message
 
 
-@pytest.mark.parametrize(
-    "images", [COLOUR / 128, COLOUR / 255 - 0.5, COLOUR.astype(int), np.where(COLOUR > 3, COLOUR / 255, np.nan)]
-)
+@pytest.mark.parametrize("images", [COLOUR / 128, COLOUR / 255 - 0.5, COLOUR.astype(int), COLOUR.astype(float)])
 def test_images_that_are_neither_bytes_nor_fractions_are_refused(tmp_path, images):
-    assert "normalisation" in refused(from_npz, npz(tmp_path, **complete(images)))
+    message = refused(from_npz, npz(tmp_path, **complete(images)))
+    assert f"images of {images.dtype} from {images.min()} to {images.max()}" in message
+    assert all(remedy in message for remedy in ("as uint8", "divide by", "normalisation"))
+
+
+def test_images_with_a_hole_are_refused(tmp_path):
+    holes = np.where(COLOUR > 3, COLOUR / 255, np.nan)
+    assert "not a number" in refused(from_npz, npz(tmp_path, **complete(holes)))
 
 
 @pytest.mark.parametrize(

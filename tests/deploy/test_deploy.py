@@ -30,7 +30,7 @@ def test_the_page_from_beginning_to_end(federation: Federation) -> None:
     assert federation.finished("run"), said + federation.logs()
     local = same_as_local(federation, "trial", "run")
     answers = [json.loads(line) for line in federation.do(federation.predict).splitlines()]
-    assert {"class", "input", "probability"} == set(answers[0])
+    assert {"class", "input", "score"} == set(answers[0])
     for k in range(3):
         held = models(federation.folder / "clients" / str(k))
         same_bytes(dict(held["personal"].state_dict()), dict(local.personal(k).state_dict()))

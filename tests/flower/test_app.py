@@ -294,7 +294,7 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
     done = CliRunner().invoke(command, ["flower", "predict", folder, rows])
     assert done.exit_code == 0, done.output
-    assert {"input", "class", "probability"} == set(json.loads(done.output.splitlines()[0]))
+    assert {"input", "class", "score"} == set(json.loads(done.output.splitlines()[0]))
     with pytest.raises(ConfigError, match="with their clients"):
         fedrane.load(out).personal(1)
     with pytest.raises(ConfigError, match="flwr run"):
@@ -319,6 +319,15 @@ def test_rows_of_another_shape_are_not_taken_in(tmp_path: Path) -> None:
     np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
     out = federation.serve()
     assert "shape" in metrics(out)[0]["refused"]["2"]
+
+
+def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
+    """Fractions become bytes; bytes as floats are refused, and not taken for either."""
+    app, digits = Federation(tmp_path).app, data.load("digits")
+    pool = app.pool(digits.x / 255, digits.y, app.task())
+    assert np.array_equal(pool.x.numpy(), digits.x)
+    with pytest.raises(DataError, match=r"from 0\.0 to 255\.0"):
+        app.pool(digits.x.astype(np.float32), digits.y, app.task())
 
 
 def test_a_node_without_data_says_so(tmp_path: Path) -> None:

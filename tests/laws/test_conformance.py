@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +74,66 @@ class InPlace(Algorithm):
         for name, value in work.model.params.items():
             value.copy_(after.model.params[name])
         return after
+
+
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x.sum().item() > 1,
+    "if": lambda x: "high" if x.sum() > 1 else "low",
+    "float": lambda x: float(x.sum()),
+    "int": lambda x: int(x.sum()),
+    "index": lambda x: [0, 1][x.argmax() * 0],
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.detach().numpy(),
+    "asarray": lambda x: np.asarray(x.detach()),
+    "cpu": lambda x: x.cpu(),
+    "print": lambda x: str(x),
+    "format": lambda x: f"{x}",
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0),
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x),
+    "in": lambda x: 1.0 in x,
+}
+
+
+@dataclass(frozen=True)
+class Reads(Algorithm):
+    """Looks at a tensor's values on the client."""
+
+    how: str = "item"
+    hook: str = "objective"
+
+    def _look(self, hook: str, x: torch.Tensor) -> None:
+        if hook == self.hook:
+            READS[self.how](x)
+
+    def start(self, task: Task, ctx: Context) -> Model:
+        self._look("start", ctx.client.labels.float())
+        return super().start(task, ctx)
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        self._look("begin", ctx.client.labels.float())
+        return super().begin(task, ctx)
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        self._look("step", batch.x)
+        return super().step(task, ctx, work, batch)
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        self._look("objective", batch.x)
+        loss, outcome = super().objective(task, ctx, model, batch)
+        self._look("loss", loss[None])
+        return loss, outcome
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        self._look("finish", work.rows[None])
+        return super().finish(task, ctx, work)
+
+    def predict(self, task: Task, model: Model, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        self._look("predict", x)
+        return super().predict(task, model, x, live)
 
 
 class Forgetful(Algorithm):
@@ -191,6 +254,7 @@ MUTANTS = {
     "another_seed_gives_another_result": Deaf,
     "order_of_clients_is_irrelevant": FirstWins,
     "hooks_leave_their_inputs_unchanged": InPlace,
+    "client_hooks_read_no_values": Reads,
     "state_survives_a_checkpoint": Forgetful,
     "absent_clients_keep_their_state": Meddler,
     "dtype_is_kept": Widens,
@@ -231,6 +295,126 @@ def test_no_number_a_method_adds_has_gone_through_float32(name: str) -> None:
             short, shorter = (torch.frac(mantissa * 2**digits) == 0 for digits in (24, 16))
             rounded = short & ~shorter
             assert rounded.double().mean() < 0.5, f"{path} in a float64 run: {leaf.flatten()[:3]}"
+
+
+# ---- client hooks and values
+
+
+@pytest.mark.parametrize("how", READS)
+def test_every_way_to_read_a_value_is_noticed(how: str) -> None:
+    assert conformance.check(Reads(how), conformance.client_hooks_read_no_values) is not None
+
+
+@pytest.mark.parametrize("hook", ["start", "begin", "step", "objective", "loss", "finish", "predict"])
+def test_every_client_hook_is_watched(hook: str) -> None:
+    """And the line is named at which it happened, with what the user wrote there."""
+    found = conformance.check(Reads("item", hook), conformance.client_hooks_read_no_values)
+    lines, first = inspect.getsourcelines(READS["item"])
+    assert found is not None
+    assert "torch.Tensor.item" in found
+    assert f"{__file__}:{first + next(i for i, line in enumerate(lines) if 'item()' in line)}" in found
+
+
+class Gathers(Algorithm):
+    """Chooses by places and by where, which computes without waiting."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        order = batch.y.argsort()
+        kept = torch.where(batch.x[order] > 0, batch.x[order], 0.0).index_select(0, order)
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss + 0 * kept.masked_fill(kept > 1, 0.0).sum(), outcome
+
+
+def test_what_computes_without_waiting_is_allowed() -> None:
+    assert conformance.check(Gathers(), conformance.client_hooks_read_no_values) is None
+
+
+def test_the_server_may_read_values() -> None:
+    """FedRANE's bargain iterates until it has converged."""
+    assert conformance.check(METHODS["fedrane"].kind(), conformance.client_hooks_read_no_values) is None
+
+
+# ---- learning
+
+
+class Median(Algorithm):
+    """Yin et al. 2018: the median of each coordinate; normalisation statistics stay as they were drawn."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        return State(Model(tree.map(lambda rows: rows.median(0).values, ups.model.params), server.model.stats), {}), {}
+
+
+class Trimmed(Algorithm):
+    """The mean of each coordinate without its largest and its smallest value."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        return State(tree.map(lambda rows: rows.sort(0).values[1:-1].mean(0), ups.model), {}), {}
+
+
+class Still(Algorithm):
+    """A server that takes up nothing."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        return server, {}
+
+
+class Backwards(Algorithm):
+    """A server that steps away from its clients."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        merged, record = super().aggregate(task, server, ups, cohort)
+        away = {name: 2 * p - merged.model.params[name] for name, p in server.model.params.items()}
+        return merged._replace(model=merged.model._replace(params=away)), record
+
+
+@pytest.mark.parametrize("kind", [Median, Trimmed])
+def test_a_robust_aggregator_learns(kind: type[Algorithm]) -> None:
+    assert conformance.check(kind(), conformance.it_learns) is None
+
+
+@pytest.mark.parametrize("kind", [Still, Backwards])
+def test_a_server_that_does_not_follow_does_not_learn(kind: type[Algorithm]) -> None:
+    assert conformance.check(kind(), conformance.it_learns) is not None
+
+
+# ---- a method that crashes
+
+
+class Crashes(Algorithm):
+    """Does not run at all: the network takes no rows of this width."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss + task.training(model, batch).body(batch.x[:, :2]).sum(), outcome  # the crash
+
+
+class CrashesLocally(Algorithm):
+    """Does not run where normalisation stays with the client."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        return loss + 0 * sum(ctx.down.model.params[name].sum() for name in model.params), outcome
+
+
+def test_a_crash_is_told_once_with_its_place() -> None:
+    """The first law tells the error, the line and the hook; the others could not be run."""
+    first, *others = conformance.verdicts(Crashes())
+    lines, begin = inspect.getsourcelines(Crashes)
+    line = begin + next(i for i, text in enumerate(lines) if "the crash" in text)
+    assert f"({__file__}:{line}, in Crashes.objective; in step 0 of client" in first.problem
+    assert "RuntimeError" in first.problem
+    assert not first.again
+    assert len(others) == len(conformance.LAWS) - 1
+    assert all(verdict.again and verdict.problem for verdict in others)
+
+
+def test_laws_that_do_not_crash_are_judged() -> None:
+    """One that is stopped in one law alone is held to all others."""
+    found = {verdict.law.__name__: verdict for verdict in conformance.verdicts(CrashesLocally())}
+    (name,) = (name for name, verdict in found.items() if verdict.problem)
+    assert name == "works_with_and_without_normalisation"
+    assert "KeyError" in found[name].problem
+    assert not any(verdict.again for verdict in found.values())
 
 
 # ---- a finale is held to the laws as the rounds before it are
@@ -291,6 +475,7 @@ FINALES: dict[str, type[Algorithm]] = {
     "order_of_clients_is_irrelevant": FirstWins,
     "padding_changes_nothing": CountsDead,
     "only_what_is_shared_travels": Leaks,
+    "client_hooks_read_no_values": Reads,
     "frozen": Melts,
 }
 ALLOWED = {"tunes": Tunes}

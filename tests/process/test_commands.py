@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 import fedrane as library
-from fedrane import data, methods
+from fedrane import conformance, data, methods
+from fedrane.folder import CALIBRATION
 from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
@@ -398,6 +399,23 @@ def test_check(fedrane: Driver) -> None:
     assert "seed" in bad.stdout
 
 
+def test_check_of_a_method_that_crashes(fedrane: Driver, tmp_path: Path) -> None:
+    """The error once, with its line and its hook; the other laws are not run."""
+    lines = (
+        "from fedrane import Algorithm",
+        "class Torn(Algorithm):",
+        "    def begin(self, task, ctx):",
+        "        1 / 0",
+    )
+    (tmp_path / "torn.py").write_text("\n".join(lines))
+    ended = fedrane("check", f"{tmp_path / 'torn.py'}:Torn")
+    assert ended.status == 1
+    assert ended.stdout.count("ZeroDivisionError") == ended.stdout.count("fails") == 1
+    assert f"{tmp_path / 'torn.py'}:4, in Torn.begin" in ended.stdout
+    assert ended.stdout.count("not run") == len(conformance.LAWS) - 1
+    assert ended.stdout.splitlines()[-1].startswith(f"0 of {len(conformance.LAWS)} laws hold")
+
+
 # ---- predict
 
 
@@ -407,9 +425,9 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.npz"
 
 
-def expected(model: torch.nn.Module, x: np.ndarray[Any, Any]) -> tuple[list[str], list[float]]:
+def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[str], list[float]]:
     with torch.no_grad():
-        chances = model(torch.from_numpy(x)).softmax(1)
+        chances = model.predict_proba(torch.from_numpy(x))
     return [str(label) for label in chances.argmax(1).tolist()], chances.max(1).values.tolist()
 
 
@@ -424,6 +442,21 @@ def test_predict_arrays(fedrane: Driver, shared: Path, rows: Path) -> None:
     shown = fedrane("predict", shared, rows, env={"COLUMNS": "300"})
     assert shown.status == 0
     assert all(word in shown.stdout for word in ("input", "class", "probability", f"{rows}[19]", f"{chances[19]:.3f}"))
+    assert "training examples" in shown.stdout
+
+
+def test_predict_with_a_model_that_is_not_calibrated(fedrane: Driver, shared: Path, rows: Path, tmp_path: Path) -> None:
+    """Of a run that was stopped, or of an older version: a score is not called a probability."""
+    old = tmp_path / "old"
+    shutil.copytree(shared, old)
+    (old / CALIBRATION).unlink()
+    found = parsed(fedrane("predict", old, rows, "--json").stdout)
+    with torch.no_grad():
+        scores = library.load(old).model(torch.from_numpy(DIGITS.x_test[:20])).max(1).values.tolist()
+    assert [answer["score"] for answer in found] == pytest.approx(scores, abs=1e-6)
+    shown = fedrane("predict", old, rows, env={"COLUMNS": "300"}).stdout
+    assert "score" in shown
+    assert "probabilit" not in shown
 
 
 def test_predict_images_with_a_clients_model(fedrane: Driver, personal: Path, tmp_path: Path) -> None:
@@ -457,9 +490,10 @@ def test_predict_from_a_file_that_does_not_fit(fedrane: Driver, shared: Path, tm
     """The file and what is wrong with it are named."""
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 1, 9, 9), np.uint8))
     np.savez(tmp_path / "none.npz", y=np.zeros(2))
+    np.savez(tmp_path / "floats.npz", x=DIGITS.x_test.astype(np.float32))
     Image.new("L", (9, 9)).save(tmp_path / "wide.png")
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
-    for name in ("wide.npz", "none.npz", "wide.png", "torn.png", "nowhere.png", "nowhere.npz"):
+    for name in ("wide.npz", "none.npz", "floats.npz", "wide.png", "torn.png", "nowhere.png", "nowhere.npz"):
         ended = fedrane("predict", shared, tmp_path / name)
         assert ended.status == 2, ended
         assert ended.stderr.count("\n") == 1

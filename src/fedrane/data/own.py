@@ -71,7 +71,7 @@ def read_inputs(path: Path) -> Array:
     arrays = _arrays(path)
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x'", "it holds the inputs", "Write it with numpy.savez(path, x=…)")
-    return _inputs(arrays["x"], f"{path}: x")
+    return as_inputs(arrays["x"], f"{path}: x")
 
 
 def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
@@ -84,7 +84,7 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
         arrays = _arrays(path)
         if not {"x", "y"} <= arrays.keys():
             raise DataError(f"{path} holds {', '.join(arrays)}", "a client's rows are x, and their labels y")
-        x, names = _inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+        x, names = as_inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
     else:
         found = from_folder(path, image_size)
         x = np.concatenate([found.x, found.x_test])
@@ -242,7 +242,7 @@ def _dataset(
     names: Sequence[str] | None = None,
 ) -> Dataset:
     """What all three have in common once they are arrays."""
-    x = _inputs(train[0], f"{where}: x")
+    x = as_inputs(train[0], f"{where}: x")
     labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
     y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
     for what, column in (("labels", y), ("client entries", clients)):
@@ -253,11 +253,11 @@ def _dataset(
         x_test, y_test = x[held], y[held]
         x, y, clients = x[~held], y[~held], None if clients is None else clients[~held]
     else:
-        x_test, y_test = _inputs(test[0], f"{where}: x_test"), labels[1]
+        x_test, y_test = as_inputs(test[0], f"{where}: x_test"), labels[1]
     return Dataset(name, x, y, x_test, y_test, classes, *moments(x), clients)
 
 
-def _inputs(x: Array, what: str) -> Array:
+def as_inputs(x: Array, what: str) -> Array:
     """Images as bytes (rows, channels, height, width), or a table as float32 (rows, columns)."""
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf" or 0 in x.shape:
         raise DataError(
@@ -285,14 +285,22 @@ def _inputs(x: Array, what: str) -> Array:
 
 def _bytes(images: Array, what: str) -> Array:
     """Fractions in [0, 1] as bytes."""
-    low, high = images.min(), images.max()
+    low, high = images.min().item(), images.max().item()
     if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
-        raise DataError(
-            f"{what} holds images of {images.dtype} from {low} to {high}",
-            "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
-            "Give bytes with x.astype('uint8'), or leave out the normalisation",
-        )
+        raise not_pixels(what, images.dtype, (low, high))
     return np.rint(images.astype(np.float64) * 255).astype(np.uint8)
+
+
+def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError:
+    """Of numbers that are neither bytes nor fractions; ``values``, where known, are the smallest and the largest."""
+    remedy = "Give 0 … 255 as uint8, or divide by the largest value possible (255, 65535); leave out the normalisation"
+    if any(value != value for value in values):
+        remedy = "Fill in or leave out what is not a number"
+    return DataError(
+        f"{what} holds images of {dtype}" + (f" from {values[0]} to {values[1]}" if values else ""),
+        "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
+        remedy,
+    )
 
 
 def _column(values: Array, what: str) -> Array:

@@ -1,0 +1,234 @@
+"""Temperatures: the likeliest, found from sums; what they are fitted to; and that they make scores probabilities."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedrane
+from fedrane import Experiment, calibration, conformance
+from fedrane.calibration import RANGE, TRAINING, VALIDATION, Answered, fit
+from fedrane.data import load
+from fedrane.errors import ConfigError
+from fedrane.folder import CALIBRATION, Folder
+from fedrane.methods import METHODS
+from fedrane.methods.fedavg import FedAvg
+from fedrane.methods.local import Local
+from fedrane.run import Result
+from harness import untimed
+
+DIGITS = load("digits")
+
+
+def drawn(rows: int, sharpness: float, seed: int = 0, classes: int = 5) -> Answered:
+    """Examples whose labels are drawn from softmax(sharpness · scores)."""
+    numbers = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, classes, dtype=torch.float64, generator=numbers)
+    return Answered(scores, (sharpness * scores).softmax(1).multinomial(1, generator=numbers)[:, 0])
+
+
+def likelihood(examples: Answered, beta: Tensor, wrong: float) -> Tensor:
+    """The negative log of it, as autograd can differentiate it."""
+    classes = examples.scores.shape[1]
+    target = torch.full_like(examples.scores, wrong / (classes - 1))
+    target[torch.arange(len(examples.y)), examples.y] = 1 - wrong
+    return -(target * (beta * examples.scores).log_softmax(1)).sum()
+
+
+# ---- the fit
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1])
+@pytest.mark.parametrize("beta", [0.2, 1.0, 30.0])
+def test_the_sums_are_slope_and_curvature(beta: float, wrong: float) -> None:
+    examples, at = drawn(40, 2.0), torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(likelihood(examples, at, wrong), at, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope, at)
+    assert examples.sums(beta, wrong) == pytest.approx((float(slope.detach()), float(curvature)))
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 0.7, 1.0, 5.0, 40.0])
+def test_the_temperature_is_the_one_the_labels_were_drawn_at(sharpness: float) -> None:
+    assert fit([drawn(40_000, sharpness)], [0.0]) == pytest.approx(1 / sharpness, rel=0.06)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 40.0])
+def test_no_other_temperature_is_likelier(sharpness: float) -> None:
+    examples, wrong = drawn(300, sharpness), 0.01
+    found = fit([examples], [wrong])
+    best = likelihood(examples, torch.tensor(1 / found), wrong)
+    for other in (0.99, 1.01, 0.5, 2.0):
+        assert likelihood(examples, torch.tensor(other / found), wrong) > best
+
+
+def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
+    whole = drawn(300, 3.0)
+    parts = [Answered(whole.scores[rows], whole.y[rows]) for rows in torch.arange(300).split([10, 250, 40])]
+    assert fit(parts, [0.01] * 3) == pytest.approx(fit([whole], [0.01]), rel=1e-9)
+
+
+def test_a_model_without_errors_is_not_taken_for_certain() -> None:
+    """It is counted one error: after n right answers it is about as sure as that."""
+    scores = torch.eye(4, dtype=torch.float64).repeat(25, 1)
+    perfect = Answered(scores, scores.argmax(1))
+    temperature = fit([perfect], [1 / 102])
+    assert float((scores[0] / temperature).softmax(0).max()) == pytest.approx(1 - 1 / 102)
+
+
+def test_a_model_worse_than_chance_is_sure_of_nothing() -> None:
+    scores = torch.eye(4, dtype=torch.float64).repeat(25, 1)
+    assert fit([Answered(scores, scores.argmin(1))], [0.01]) == pytest.approx(1 / RANGE[0], rel=1e-6)
+
+
+# ---- at the end of a run
+
+
+@cache
+def digits(method: str, **changes: Any) -> Result:
+    settings: dict[str, Any] = {"rounds": 10, "epochs": 2, "batch": 16, "clients": 10, "model": "mlp", "device": "cpu"}
+    return fedrane.run(Experiment(dataset="digits", method=method, eval_every=100, **(settings | changes)))
+
+
+def calibration_error(chances: Tensor, y: Tensor, bins: int = 15) -> float:
+    """The expected calibration error: how far confidence is from accuracy, over bins of confidence."""
+    sure, label = chances.double().max(1)
+    place = (sure * bins).ceil().long()
+    gaps = [(sure - (label == y).double())[place == b].sum().abs() for b in range(bins + 1)]
+    return float(sum(gaps)) / len(y)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+@pytest.mark.parametrize("method", ["spherefed", "fedrane-wo-lra", "fedavg"])
+def test_probabilities_are_nearer_the_truth_than_a_softmax(method: str, validation: float) -> None:
+    """On test rows, of which the temperature knows nothing; cosine scores are far from it without."""
+    result = digits(method, validation=validation)
+    x, y = torch.from_numpy(DIGITS.x_test), torch.from_numpy(DIGITS.y_test)
+    with torch.no_grad():
+        scores, chances = result.model(x), result.model.predict_proba(x)
+    assert torch.equal(scores.argmax(1), chances.argmax(1))
+    raw, calibrated = calibration_error(scores.softmax(1), y), calibration_error(chances, y)
+    assert calibrated < raw
+    assert calibrated < 0.06
+    if method != "fedavg":
+        assert raw > 0.7
+    assert result.calibration["global"].examples == (VALIDATION if validation else TRAINING)
+
+
+def test_personal_probabilities_are_near_the_truth() -> None:
+    result = digits("spherefed")
+    pool, rows = result.federation.train, result.federation.split.test
+    with torch.no_grad():
+        raw = torch.cat([result.personal(k)(pool.x[mine]) for k, mine in enumerate(rows)]).softmax(1)
+        chances = torch.cat([result.personal(k).predict_proba(pool.x[mine]) for k, mine in enumerate(rows)])
+    y = pool.y[np.concatenate(rows)]
+    assert calibration_error(chances, y) < 0.06 < 0.7 < calibration_error(raw, y)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_answer_of_every_method_is_calibrated(name: str) -> None:
+    result = conformance.trained(METHODS[name].kind(**METHODS[name].preset), rounds=2)
+    assert set(result.calibration) == set(result.algorithm.answers_on(result.task))
+    assert all(math.isfinite(found.temperature) and found.temperature > 0 for found in result.calibration.values())
+
+
+def scrambled(result: Result, keep: str) -> Result:
+    """With the labels of all rows but those of one kind turned round."""
+    y = torch.full_like(result.federation.train.y, 0)
+    for mine in getattr(result.federation.split, keep):
+        y[mine] = result.federation.train.y[mine]
+    train = replace(result.federation.train, y=y)
+    test = replace(result.federation.test, y=torch.zeros_like(result.federation.test.y))
+    return replace(result, federation=replace(result.federation, train=train, test=test))
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.0, "train"), (0.2, "validation")])
+def test_test_examples_are_not_looked_at(share: float, kind: str) -> None:
+    """Labels of other rows may be anything; those of the rows it is fitted to matter."""
+    result = digits("spherefed", rounds=2, validation=share)
+    again = scrambled(result, kind)
+    assert calibration.calibrate(result, again.federation) == result.calibration
+    assert calibration.calibrate(result, scrambled(result, "test").federation) != result.calibration
+
+
+def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
+    """With norm=batch, each client by itself, in batches of training's size, as at an evaluation."""
+    result = conformance.trained(FedAvg(), rounds=2, norm="batch")
+    clients = []
+    with torch.no_grad():
+        for rows in result.federation.split.train:
+            x, y = result.federation.train.x[rows], result.federation.train.y[rows]
+            scores = torch.cat([result.model(part) for part in x.split(result.federation.batch)])
+            clients.append(Answered(scores, y))
+    wrong = 1 / (sum(len(client.y) for client in clients) + 2)
+    assert fit(clients, [wrong] * 5) == result.calibration["global"].temperature
+
+
+# ---- in the run folder
+
+
+def small(tmp_path: Path, name: str, method: Any = None, **settings: Any) -> Result:
+    experiment = conformance.experiment(method or FedAvg(), device="cpu")
+    return fedrane.run(
+        experiment, tmp_path / name, dataset=conformance.blobs(), model=conformance.network(), **settings
+    )
+
+
+def test_a_resumed_run_has_the_same_temperature(tmp_path: Path) -> None:
+    whole = small(tmp_path, "whole")
+    stopped = small(tmp_path, "stopped", stop=lambda: True)
+    assert stopped.calibration == {}
+    assert not (tmp_path / "stopped" / CALIBRATION).exists()
+    rest = {"dataset": conformance.blobs(), "model": conformance.network()}
+    assert fedrane.resume(tmp_path / "stopped", **rest).calibration == whole.calibration
+    files = [(tmp_path / name / CALIBRATION).read_bytes() for name in ("whole", "stopped")]
+    assert files[0] == files[1]
+
+
+def test_a_loaded_model_has_its_temperature(tmp_path: Path) -> None:
+    result = small(tmp_path, "run", Local())
+    found = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert found.calibration == result.calibration
+    assert found.personal(1).temperature == result.calibration["personal"].temperature
+    x = torch.from_numpy(conformance.blobs().x_test)
+    chances = found.personal(1).predict_proba(x)
+    torch.testing.assert_close(chances, (found.personal(1)(x) / found.personal(1).temperature).softmax(1))
+
+
+def test_a_folder_of_an_older_version_has_scores(tmp_path: Path) -> None:
+    small(tmp_path, "run")
+    (tmp_path / "run" / CALIBRATION).unlink()
+    found = fedrane.load(tmp_path / "run", model=conformance.network()).model
+    assert found.temperature is None
+    with pytest.raises(ConfigError, match="not calibrated"):
+        found.predict_proba(torch.zeros(1, 6))
+
+
+def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
+    """Where the last checkpoint is damaged, an older one is used, whose scores it does not fit."""
+    small(tmp_path, "run")
+    newest = Folder(tmp_path / "run").checkpoints()[-1]
+    newest.write_bytes(b"")
+    with pytest.warns(UserWarning, match="older checkpoint"):
+        found = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert found.calibration == {}
+
+
+def test_metrics_do_not_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines, summary and checkpoints are those of a run without."""
+    small(tmp_path, "with")
+    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", lambda models, federation: {})
+    small(tmp_path, "without")
+    with_, without = (Folder(tmp_path / name) for name in ("with", "without"))
+    assert json.loads((tmp_path / "without" / CALIBRATION).read_text())["models"] == {}
+    assert [a.read_bytes() for a in with_.checkpoints()] == [b.read_bytes() for b in without.checkpoints()]
+    assert list(map(untimed, with_.read_metrics())) == list(map(untimed, without.read_metrics()))
