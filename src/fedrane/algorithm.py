@@ -24,6 +24,7 @@ from fedrane.tree import Tensors
 
 GLOBAL, PERSONAL = "global", "personal"
 Grid = Mapping[str, tuple[Any, ...]]
+Needs = Mapping[str, tuple[str, ...]]
 
 
 class Outcome(NamedTuple):
@@ -62,6 +63,8 @@ class Algorithm:
     """Which models the method gives: a global one, personal ones, or both."""
     grid: ClassVar[Grid] = {}
     """The values of its fields among which ``fedrane tune`` looks for the best."""
+    needs: ClassVar[Needs] = {}
+    """Fields without effect unless another has a certain value: ``{"calibrate=True": ("ridge",)}``, or ``"a=x|y"``."""
 
     @property
     def records(self) -> tuple[str, ...]:

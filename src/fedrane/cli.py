@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from fedrane import comparison, conformance, display, methods, report
+from fedrane import comparison, conformance, display, effects, methods, report
 from fedrane._version import __version__
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
@@ -29,12 +29,14 @@ from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
+from fedrane.settings import NAME, addressed, contenders, told
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
     Words,
     console_for,
     experiment_of,
+    experiments_of,
     say,
     show,
     watching,
@@ -150,7 +152,9 @@ def resume_command(
 @app.command("compare")
 def compare_command(
     words: Words = None,
-    names: Annotated[str, typer.Option("--methods", help="Names with commas between them.")] = "fedavg,local",
+    names: Annotated[
+        str, typer.Option("--methods", help="Names with commas between them; label=NAME where one stands twice.")
+    ] = "fedavg,local",
     out: Annotated[Path, typer.Option("--out", help="A folder for all runs.")] = Path("runs/compare"),
     seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, from the experiment's seed on.")] = 1,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")] = True,
@@ -160,18 +164,20 @@ def compare_command(
 ) -> None:
     """Run several methods on the same partition and seeds, print one table, and write a page with plots.
 
-    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1.
+    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1; so is a key such as
+    fedprox.lr=0.05. One method with several settings: --methods weak=fedprox,strong=fedprox strong.strength=1.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "it counts repetitions", "Use 1 or more")
-    experiments = _experiments(list(words or []), [n.strip() for n in names.split(",") if n.strip()], data_root)
+    experiments = _experiments(words, names, data_root)
     first = next(iter(experiments.values())).seed
     console = console_for(as_json)
 
     with Stop(console).listening() as stop, ExitStack() as watchers:
 
         def watch(name: str, seed: int) -> Sequence[Callback]:
-            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} "))
+            who = {"label": name}
+            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} ", who))
 
         done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
     if done is None:
@@ -233,20 +239,27 @@ def report_command(
         say(console, f"figures: {figures}")
 
 
-def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
+def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dict[str, Experiment]:
     """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
-    if not names:
+    keys = {f.name for f in fields(Experiment)}
+    labels = contenders(names, {"preset", *keys})
+    if not labels:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
-    if any(word.startswith(("method=", "method.name=")) for word in words):
-        raise ConfigError("method=… with --methods", "compare takes its methods from --methods", "Name them all there")
-    own = {name: [w for w in words if w.startswith(f"{name}.")] for name in names}
-    shared = [w for w in words if not any(w in mine for mine in own.values())]
-    return {
-        name: experiment_of(
-            [*shared, f"method={name}", *(f"method.{w.removeprefix(name + '.')}" for w in mine)], data_root
-        )
-        for name, mine in own.items()
-    }
+
+    def share(given: dict[str, str]) -> dict[str, dict[str, str]]:
+        if NAME in given:
+            found = f"method={given[NAME]} with --methods"
+            raise ConfigError(found, "compare takes its methods from --methods", "Name them all there")
+        shared, own = addressed(given, labels, keys - {"method"})
+        for label, key in ((label, key) for label, mine in own.items() for key in mine if key in comparison.SAME):
+            raise ConfigError(
+                f"{label}.{key}={own[label][key]}",
+                "all methods are compared on the same rows, clients and cohorts",
+                f"Set {key} for all of them",
+            )
+        return {label: {**shared, NAME: name, **own[label]} for label, name in labels.items()}
+
+    return experiments_of(words, share, data_root)
 
 
 # ---- models
@@ -323,9 +336,11 @@ def partition_command(
     """Show how an experiment's rows lie with the clients, without running it."""
     experiment = experiment_of(words, data_root)
     rows = as_dataset(experiment, None)
-    experiment = resolve(experiment, rows, False, False)
-    partition = make_partition(experiment, rows)
+    experiment, unused = effects.settle(resolve(experiment, rows, False, False))
     console = console_for(False)
+    for text in told(unused):
+        say(console, text)
+    partition = make_partition(experiment, rows)
     counts = partition.counts(rows.y, len(rows.classes))
     held = (counts > 0).sum(1)
     how = experiment.partition

@@ -30,6 +30,8 @@ except ImportError:  # not a Unix: the folder is not locked there
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 FACTS, PARTITION = "facts.json", "partition.npz"
+COMPARISON = "comparison.json"
+"""In the folder above those of a comparison's methods: the labels that they were given, by folder."""
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second"})
@@ -291,3 +293,14 @@ def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[st
 
 def as_state(nested: dict[str, Any]) -> State:
     return State(Model(nested["model"]["params"], nested["model"]["stats"]), nested["extra"])
+
+
+def read_labels(comparison: Path) -> dict[str, str]:
+    """The labels of a comparison's methods, by the names of their folders; none where there was no comparison."""
+    if not (comparison / COMPARISON).is_file():
+        return {}
+    found = Folder(comparison).read_json(COMPARISON)
+    labels = found.get("labels") if isinstance(found, dict) else None
+    if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
+        raise CheckpointError(f"{comparison / COMPARISON} does not tell labels")
+    return labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, sources, tree
+from fedrane import data, effects, engines, loading, models, settings, sources, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import partition as partitions
 from fedrane.data import plan
@@ -91,6 +92,9 @@ def run(
         folder.require_free()
     rows = as_dataset(experiment, dataset)
     experiment = resolve(experiment, rows, dataset is not None, model is not None)
+    experiment, unused = effects.settle(experiment)  # only now is it known whether the data have clients of their own
+    for callback, text in itertools.product(callbacks, settings.told(unused)):
+        callback.message(text)
     partition = make_partition(experiment, rows)
     experiment = experiment.replace(clients=len(partition.clients))
     loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
@@ -191,7 +195,7 @@ def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bo
         "precision": automatic_precision(experiment.precision, device),
         "partition": experiment.partition.resolved(rows.client is not None),
     }
-    return experiment.replace(**changes)
+    return experiment.replace(**changes).set_by(experiment.origin)
 
 
 def _absolute(name: str, rows: Dataset) -> str:
@@ -226,9 +230,13 @@ def automatic_precision(name: str, device: torch.device) -> str:
 
 
 def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
-    """How many clients there are is the experiment's to say, unless the data or a saved partition know."""
+    """How many clients there are is the experiment's to say, unless the data or a saved partition know.
+
+    A number that was asked for must then be theirs.
+    """
     how = experiment.partition
-    clients = 0 if how.file or how.kind == "natural" else experiment.clients
+    asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
+    clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
     return partitions.partition(rows.y, len(rows.classes), clients, how, experiment.seed, rows.client)
 
 

@@ -37,6 +37,11 @@ TINY = 1e-12
 FORMS = ("exact", "paper")
 ATTENTIONS = ("softmax", "dot")
 FACTS = ("degree", "rank", "homophily", "change")
+FIELDS = (
+    *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
+    *("contrast", "temperature", "loss_on", "predict_on"),
+)
+"""A method's fields that say how rows are related and what is made of it."""
 
 
 class Relations(NamedTuple):

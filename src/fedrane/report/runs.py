@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import dotted, read_toml
-from fedrane.folder import CONFIG, FACTS, METRICS, Folder
+from fedrane.experiment import read_toml
+from fedrane.folder import CONFIG, FACTS, METRICS, Folder, read_labels
+from fedrane.settings import NAME, dotted
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
 UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every"})
 """Settings that tell no two experiments apart."""
-NAME = "method.name"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,8 @@ class Run:
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     """Training rows of each client (row) and class (column)."""
+    label: str = ""
+    """What a comparison called it, if not by its method."""
 
     @property
     def seed(self) -> int:
@@ -109,7 +111,9 @@ def read(folder: Folder) -> Run:
         raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
     if labels.ndim != 2 or labels.shape[1] != len(classes):
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    return Run(folder.path, settings, history, folder.finished, classes, labels)
+    above = folder.path.resolve().parent
+    label = read_labels(above.parent).get(above.name, "")
+    return Run(folder.path, settings, history, folder.finished, classes, labels, label)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
@@ -121,7 +125,8 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
             same[0].append(run)
         else:
             groups.append([run])
-    for group, name in zip(groups, names([group[0].settings for group in groups]), strict=True):
+    first = [group[0] for group in groups]
+    for group, name in zip(groups, names([r.settings for r in first], [r.label for r in first]), strict=True):
         whole = [run for run in group if run.finished]
         for run in (run for run in group if not run.finished):
             done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
@@ -129,13 +134,14 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
         yield Line(name, tuple(sorted(whole or group, key=lambda run: run.seed)))
 
 
-def names(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each one's method, with what tells it apart from others of that method.
+def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) -> list[str]:
+    """Each one's label, or its method, with what tells it apart from others of that name.
 
     >>> names([{"method.name": "fedavg", "lr": 0.1}, {"method.name": "fedavg", "lr": 0.5}, {"method.name": "local"}])
     ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']
     """
-    short = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    plain = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    short = [label or name for label, name in zip(labels or plain, plain, strict=True)]
     told = []
     for name, settings in zip(short, experiments, strict=True):
         namesakes = [other for other, its in zip(experiments, short, strict=True) if its == name]
