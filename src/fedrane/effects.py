@@ -19,13 +19,18 @@ from fedrane.settings import FIELD, PRESET, WORD, Notice
 
 
 class Rule(NamedTuple):
-    """A setting, when it has an effect, and what it needs for one."""
+    """A setting, when it has an effect, what it needs for one, and the settings that decide it."""
 
     key: str
     works: Callable[[Experiment], bool]
     needs: str
+    deciding: Sequence[str]
     settled: Sequence[str] = ()
     """Values that a run may have put in place of ``auto``: nobody asked for them."""
+
+    def why(self, e: Experiment) -> str:
+        deciding = next(key for key in self.deciding if _get(e, key))
+        return f"it needs {self.needs}, and {deciding} is {_get(e, deciding)}"
 
 
 def _drawn(*kinds: str) -> Callable[[Experiment], bool]:
@@ -33,38 +38,50 @@ def _drawn(*kinds: str) -> Callable[[Experiment], bool]:
 
 
 ALPHA = ("dirichlet", "dirichlet-capped", "quantity")
+FALLING = ("step", "exponential")
+PARTITION = ("partition.file", "partition.kind")
 RULES = (
-    Rule("partition.kind", lambda e: not e.partition.file, "no partition.file", ("natural", "dirichlet")),
-    Rule("partition.alpha", _drawn("auto", *ALPHA), f"partition.kind={' or '.join(ALPHA)}, and no partition.file"),
-    Rule("partition.shards", _drawn("shards"), "partition.kind=shards, and no partition.file"),
     Rule(
-        "partition.minimum",
-        _drawn("auto", "iid", "shards", *ALPHA),
-        "a partition that is drawn, not the data's own clients or partition.file",
+        "partition.kind", lambda e: not e.partition.file, "a partition that is drawn", PARTITION, ("natural", ALPHA[0])
     ),
+    Rule("partition.alpha", _drawn("auto", *ALPHA), f"partition.kind={' or '.join(ALPHA)}", PARTITION),
+    Rule("partition.shards", _drawn("shards"), "partition.kind=shards", PARTITION),
+    Rule("partition.minimum", _drawn("auto", "iid", "shards", *ALPHA), "a partition that is drawn", PARTITION),
     Rule(
         "schedule.factor",
-        lambda e: e.schedule.kind in ("step", "exponential"),
-        "schedule.kind=step or exponential",
+        lambda e: e.schedule.kind in FALLING,
+        f"schedule.kind={' or '.join(FALLING)}",
+        ("schedule.kind",),
     ),
-    Rule("schedule.every", lambda e: e.schedule.kind == "step", "schedule.kind=step"),
+    Rule("schedule.every", lambda e: e.schedule.kind == "step", "schedule.kind=step", ("schedule.kind",)),
     Rule(
         "image_size",
         lambda e: e.dataset not in catalogue.NAMES and not e.dataset.endswith(".npz"),
         "a dataset that is a folder of images",
+        ("dataset",),
     ),
     Rule(
         "model_head",
         lambda e: e.model not in ("auto", *models.MODELS),
-        "a network of your own: model=path.py:function",
+        "a network of your own (model=path.py:function)",
+        ("model",),
+    ),
+    Rule(
+        "norm",
+        lambda e: e.model not in models.WITHOUT_NORM,
+        "a network with BatchNorm (model=resnet18, or your own)",
+        ("model",),
     ),
 )
 
 
 def idle(e: Experiment) -> dict[str, str]:
-    """The settings that can have no effect, and what each would need for one."""
-    found = {rule.key: f"it needs {rule.needs}" for rule in RULES if not rule.works(e)}
-    return found | {f"{FIELD}{name}": f"it needs {FIELD}{need}" for name, need in idle_fields(e.algorithm).items()}
+    """The settings that can have no effect, and why."""
+    found = {rule.key: rule.why(e) for rule in RULES if not rule.works(e)}
+    for name, need in idle_fields(e.algorithm).items():
+        other = need.partition("=")[0]
+        found[FIELD + name] = f"it needs {FIELD}{need}, and that is {getattr(e.algorithm, other)}"
+    return found
 
 
 def idle_fields(algorithm: Algorithm) -> dict[str, str]:

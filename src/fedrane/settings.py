@@ -237,8 +237,6 @@ def unknown_field(field: str, name: str, kind: type[Algorithm]) -> ConfigError:
     """That a method has no such field: which others have, and which it has."""
     own = [f"{FIELD}{f.name}" for f in fields(kind)]
     having = [other for other, method in methods.METHODS.items() if field in {f.name for f in fields(method.kind)}]
-    return ConfigError(
-        f"unknown key '{FIELD}{field}'",
-        f"{name} has no such field" + (f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'}" * bool(having)),
-        nearest(FIELD + field, own) if own else "It takes none",
-    )
+    elsewhere = f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
+    remedy = nearest(FIELD + field, own) if own else "It takes none"
+    return ConfigError(f"unknown key '{FIELD}{field}'", f"{name} has no such field{elsewhere}", remedy)
