@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from fedrane import Experiment, effects
+from fedrane import Algorithm, Experiment, Partitioning, effects
+from fedrane.algorithm import Needs
 from fedrane.errors import ConfigError
+from fedrane.experiment import KEYS
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedprox import FedProx
 from fedrane.settings import addressed, contenders, told
@@ -166,6 +170,10 @@ def test_words_for_one_of_several() -> None:
     shared, own = addressed(given, LABELS, {"lr"})
     assert shared == {"lr": "1"}
     assert own == {"fedavg": {}, "weak": {"method.strength": "2", "lr": "3"}, "fedprox": {"method.strength": "4"}}
+    assert addressed({"weak.schedule.kind": "step"}, LABELS, KEYS)[1]["weak"] == {"schedule.kind": "step"}
+    apple = {"apple": "apple"}
+    given = {"apple.schedule": "cosine", "apple.schedule.kind": "step"}
+    assert addressed(given, apple, KEYS)[1]["apple"] == {"method.schedule": "cosine", "schedule.kind": "step"}
     reference = "a.py:A"
     assert addressed({f"{reference}.x": "1"}, {reference: reference}, ())[1] == {reference: {"method.x": "1"}}
 
@@ -272,6 +280,29 @@ def test_from_python_only_what_is_no_default_can_be_held_against_it() -> None:
     assert effects.settle(Experiment())[1] == []
     replaced = Experiment.from_words(["schedule.kind=step", "schedule.every=1"]).replace(schedule=Experiment().schedule)
     assert effects.settle(replaced)[1] == [], "what was set by a word and then replaced is nobody's word any more"
+
+
+def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
+    """A partition from a file is recorded with the kind that would have been drawn."""
+    for kind in ("natural", "dirichlet"):
+        e = Experiment(partition=Partitioning(kind=kind, file="p.npz"))
+        assert effects.settle(e) == (e, [])
+    with pytest.raises(ConfigError, match=r"partition\.kind=iid would have no effect.*partition\.file is p\.npz"):
+        effects.settle(Experiment(partition=Partitioning(kind="iid", file="p.npz")))
+
+
+@dataclass(frozen=True)
+class Misspelt(Algorithm):
+    """Its ``needs`` names what it does not have."""
+
+    needs: ClassVar[Needs] = {"sterngth=1.0": ("width",)}
+    strength: float = 1.0
+    width: float = 2.0
+
+
+def test_a_method_whose_needs_are_misspelt() -> None:
+    with pytest.raises(ConfigError, match=r"Misspelt\.needs names sterngth: it is no field"):
+        effects.settle(Experiment(method=Misspelt()))
 
 
 def test_what_methods_say_of_their_fields_is_of_their_fields() -> None:

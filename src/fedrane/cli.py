@@ -22,14 +22,14 @@ from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.experiment import Experiment
+from fedrane.experiment import KEYS, Experiment
 from fedrane.flower_cli import flower_app
 from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
-from fedrane.settings import NAME, addressed, contenders, told
+from fedrane.settings import NAME, addressed, contenders
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
@@ -37,6 +37,7 @@ from fedrane.terminal import (
     console_for,
     experiment_of,
     experiments_of,
+    note,
     say,
     show,
     watching,
@@ -241,8 +242,7 @@ def report_command(
 
 def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dict[str, Experiment]:
     """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
-    keys = {f.name for f in fields(Experiment)}
-    labels = contenders(names, {"preset", *keys})
+    labels = contenders(names, {"preset", *(f.name for f in fields(Experiment))})
     if not labels:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
 
@@ -250,13 +250,14 @@ def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dic
         if NAME in given:
             found = f"method={given[NAME]} with --methods"
             raise ConfigError(found, "compare takes its methods from --methods", "Name them all there")
-        shared, own = addressed(given, labels, keys - {"method"})
-        for label, key in ((label, key) for label, mine in own.items() for key in mine if key in comparison.SAME):
-            raise ConfigError(
-                f"{label}.{key}={own[label][key]}",
-                "all methods are compared on the same rows, clients and cohorts",
-                f"Set {key} for all of them",
-            )
+        shared, own = addressed(given, labels, KEYS)
+        for label, key in ((label, key) for label, mine in own.items() for key in mine):
+            if key in comparison.SAME or key.startswith("partition."):
+                raise ConfigError(
+                    f"{label}.{key}={own[label][key]}",
+                    "all methods are compared on the same rows, clients and cohorts",
+                    f"Set {key} for all of them",
+                )
         return {label: {**shared, NAME: name, **own[label]} for label, name in labels.items()}
 
     return experiments_of(words, share, data_root)
@@ -338,8 +339,7 @@ def partition_command(
     rows = as_dataset(experiment, None)
     experiment, unused = effects.settle(resolve(experiment, rows, False, False))
     console = console_for(False)
-    for text in told(unused):
-        say(console, text)
+    note(unused)
     partition = make_partition(experiment, rows)
     counts = partition.counts(rows.y, len(rows.classes))
     held = (counts > 0).sum(1)

@@ -94,7 +94,7 @@ class Comparison:
 
     def table(self) -> Table:
         """For the terminal, the best of each column bold."""
-        table = Table(caption=self.caption, caption_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(caption=escape(self.caption), caption_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("method", no_wrap=True)
         for title in (*(title.replace(" ", "\n") for title, _, _ in COLUMNS), "samples\n/s"):
             table.add_column(title, justify="right", no_wrap=True)

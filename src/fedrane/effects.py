@@ -89,6 +89,9 @@ def idle_fields(algorithm: Algorithm) -> dict[str, str]:
     found: dict[str, str] = {}
     for condition, names in algorithm.needs.items():
         field, _, values = condition.partition("=")
+        if strange := {field, *names} - {f.name for f in dataclasses.fields(algorithm)}:
+            found_in = f"{type(algorithm).__name__}.needs names {', '.join(sorted(strange))}"
+            raise ConfigError(found_in, "it is no field of the method", "Write for instance {'a=True': ('b',)}")
         if str(getattr(algorithm, field)) not in values.split("|"):
             found |= dict.fromkeys(names, condition.replace("|", " or "))
     return found
@@ -122,8 +125,7 @@ def _usual(e: Experiment, key: str) -> Any:
     """A setting's default."""
     if not key.startswith(FIELD):
         return _get(Experiment(), key)
-    (field,) = (f for f in dataclasses.fields(e.algorithm) if FIELD + f.name == key)
-    return field.default
+    return getattr(type(e.algorithm), key.removeprefix(FIELD), _get(e, key))
 
 
 def _get(e: Experiment, key: str) -> Any:

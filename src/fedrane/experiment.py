@@ -332,3 +332,7 @@ def _check(e: Experiment) -> None:
     need(e.image_size >= 0, "image_size", "it is a side in pixels", "Use 0 to leave images as they are")
     need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
     check_policy(e.norm)
+
+
+KEYS = frozenset(key for key in settings.dotted(Experiment().to_dict()) if not key.startswith(settings.FIELD))
+"""All keys but a method's own, dotted."""

@@ -18,8 +18,7 @@ from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.settings import told
-from fedrane.terminal import Words, console_for, experiment_of, say, write_line
+from fedrane.terminal import Words, experiment_of, note, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 DAYS = 30
@@ -123,8 +122,7 @@ def new_command(
         partition=experiment.partition.resolved(rows.client is not None),
     )
     experiment, unused = effects.settle(resolved.set_by(experiment.origin))
-    for text in told(unused):
-        say(console_for(True), f"note: {text}")
+    note(unused)
     experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     package = "app_" + name.replace("-", "_")

@@ -48,9 +48,14 @@ def experiments_of(
         asked, notices = Experiment.asked([f"{k}={v}" for k, v in mine.items()], Path(files[0]) if files else None)
         made[label], idle = effects.settle(asked)
         unused.append(notices + idle)
-    for text in told(notice for notice in unused[0] if all(_about(notice, other) for other in unused)):
-        say(console_for(True), f"note: {text}")
+    note(notice for notice in unused[0] if all(_about(notice, other) for other in unused))
     return made
+
+
+def note(notices: Iterable[Notice]) -> None:
+    """What is not used, on standard error."""
+    for text in told(notices):
+        say(console_for(True), f"note: {text}")
 
 
 def _about(notice: Notice, others: Iterable[Notice]) -> bool:

@@ -97,6 +97,7 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["--methods", "fedprox,fedprox"], ["fedprox stands twice", "a=fedprox,b=fedprox"]),
         (["--methods", "a=fedprox,b=fedprox"], ["a and b are the same experiment", "b.FIELD=value"]),
         (["--methods", "a=fedprox,b=fedavg", "a.clients=3"], ["a.clients=3", "same rows"]),
+        (["--methods", "a=fedprox,b=fedavg", "a.partition.alpha=3"], ["a.partition.alpha=3", "same rows"]),
         (["--methods", "lr=fedprox"], ["'lr'", "already names"]),
         (["--methods", "fedavg", "method=local"], ["method=local", "--methods"]),
         (["dataset=fmist"], ["'fmnist'"]),
@@ -232,5 +233,5 @@ def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: b
 
 def test_training_that_diverges(fedrane: Driver, tmp_path: Path) -> None:
     """The last finite model is kept."""
-    ended = fedrane("run", "--quiet", "--out", tmp_path / "run", *WORDS, "rounds=30", "lr=1e30")
+    ended = fedrane("run", "--quiet", "--out", tmp_path / "run", *TINY, "rounds=30", "lr=1e30")
     refused(ended, "no longer finite", "lr")

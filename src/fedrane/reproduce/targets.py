@@ -21,7 +21,7 @@ from typing import Any
 from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.experiment import Experiment, read_toml
+from fedrane.experiment import KEYS, Experiment, read_toml
 from fedrane.run import automatic_model
 from fedrane.settings import WORD, Settings, addressed, flat, nested, parse
 
@@ -353,7 +353,9 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     or the experiment's."""
     given = parse(words, example="epochs=1 or fedprox.strength=1")
     labels = {row.name: str(row.settings["method.name"]) for row in rows}
-    shared, own = addressed(given, labels, {f.name for f in fields(Experiment)}, row_names())
+    shared, own = addressed(given, labels, KEYS, row_names())
+    if strange := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
+        raise ConfigError(strange[0], "all rows of a table are on the same partitions", "Set it for all of them")
     for key in (key for mine in (shared, *own.values()) for key in mine):
         if key in FIXED:
             raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")

@@ -13,7 +13,7 @@ import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fedrane.algorithm import GLOBAL, PERSONAL, Grid
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
-from fedrane.experiment import Experiment
+from fedrane.experiment import KEYS, Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.sheets import BEST
 from fedrane.reproduce.store import DONE, lock
@@ -87,8 +87,7 @@ def grid_of(method: str, own: Sequence[str], words: Sequence[str] = ()) -> Grid:
 
 def for_each(names: Sequence[str], choice: Choice) -> dict[str, Choice]:
     """What is asked for each of several methods: the words for all, and those for it alone."""
-    keys = {f.name for f in fields(Experiment)}
-    shared, own = addressed(parse(choice.words), {name: name for name in names}, keys)
+    shared, own = addressed(parse(choice.words), {name: name for name in names}, KEYS)
     words = {name: [f"{key}={value}" for key, value in (shared | mine).items()] for name, mine in own.items()}
     return {name: replace(choice, words=tuple(words[name])) for name in names}
 
