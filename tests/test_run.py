@@ -311,12 +311,15 @@ def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"partition\.alpha=0\.1 would have no effect"):
         fedrane.run(quick(dataset=words[0][8:], clients=7, partition=Partitioning(alpha=0.1)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    (tmp_path / "c.toml").write_text("[partition]\nalpha = 0.1\n")
+    (tmp_path / "c.toml").write_text('precision = "tf32"\ndevice = "cpu"\n[partition]\nalpha = 0.1\n')
     listener = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "c.toml", words), tmp_path / "run", callbacks=[listener])
-    (said,) = listener.heard
-    assert "c.toml: partition.alpha=0.1 is not used" in said
-    assert "partition.kind is natural" in said
+    assert [text.partition(": ")[2] for text in listener.heard] == [
+        "partition.alpha=0.1 is not used: it needs partition.kind=dirichlet or dirichlet-capped or quantity, "
+        "and partition.kind is natural",
+        "precision=tf32 is not used: it needs a GPU, and device is cpu",
+    ]
+    assert Experiment.from_toml(tmp_path / "run" / "config.toml").precision == "float32"
     again = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "run" / "config.toml"), callbacks=[again])
     assert not again.heard, "what a run has written runs again without a word"

@@ -111,6 +111,18 @@ def test_a_method_that_is_not_here_can_be_replaced(file: Path) -> None:
     assert [notice.key for notice in notices] == ["method.pull"]
 
 
+def test_a_method_of_ones_own_is_the_same_from_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run writes its path in full; a word may have it from here."""
+    (file.parent / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrane import Algorithm\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Algorithm):\n    pull: float = 2.0\n"
+    )
+    monkeypatch.chdir(file.parent)
+    file.write_text(Experiment.from_words(["method=mine.py:Mine", "method.pull=3"]).to_toml())
+    assert str(file.parent) in file.read_text()
+    assert Experiment.from_toml(file, ["method=mine.py:Mine"]).to_dict()["method"]["pull"] == 3.0
+
+
 def test_a_file_s_fields_without_a_method_wait_for_one(file: Path) -> None:
     file.write_text("[method]\nstrength = 3\n")
     assert strength(Experiment.from_toml(file, ["method=fedprox"])) == 3.0
@@ -211,6 +223,7 @@ IDLE = [
     ["model=mlp", "model_head=fc"],
     ["model_head=fc"],
     ["model=convnet", "norm=batch"],
+    ["device=cpu", "precision=tf32"],
     ["method=fedrane-wo-lra", "method.contrast=0.2"],
     ["method=fedrane", "method.lra=no", "method.steps=3"],
     ["method=fedrane-wo-gne", "method.solver=newton"],

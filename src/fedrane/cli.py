@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from fedrane import comparison, conformance, display, effects, methods, report
+from fedrane import comparison, conformance, display, methods, report
 from fedrane._version import __version__
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
@@ -28,7 +28,7 @@ from fedrane.folder import Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
-from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
+from fedrane.run import Callback, Result, as_dataset, load, make_partition, resume, run, settled
 from fedrane.settings import NAME, addressed, contenders
 from fedrane.terminal import (
     INTERRUPTED,
@@ -337,7 +337,7 @@ def partition_command(
     """Show how an experiment's rows lie with the clients, without running it."""
     experiment = experiment_of(words, data_root)
     rows = as_dataset(experiment, None)
-    experiment, unused = effects.settle(resolve(experiment, rows, False, False))
+    experiment, unused = settled(experiment, rows, False, False)
     console = console_for(False)
     note(unused)
     partition = make_partition(experiment, rows)

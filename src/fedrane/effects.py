@@ -72,6 +72,7 @@ RULES = (
         "a network with BatchNorm (model=resnet18, or your own)",
         ("model",),
     ),
+    Rule("precision", lambda e: (e.precision, e.device) != ("tf32", "cpu"), "a GPU", ("device",)),
 )
 
 

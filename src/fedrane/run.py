@@ -91,8 +91,7 @@ def run(
     if folder:
         folder.require_free()
     rows = as_dataset(experiment, dataset)
-    experiment = resolve(experiment, rows, dataset is not None, model is not None)
-    experiment, unused = effects.settle(experiment)  # only now is it known whether the data have clients of their own
+    experiment, unused = settled(experiment, rows, dataset is not None, model is not None)
     for callback, text in itertools.product(callbacks, settings.told(unused)):
         callback.message(text)
     partition = make_partition(experiment, rows)
@@ -196,6 +195,14 @@ def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bo
         "partition": experiment.partition.resolved(rows.client is not None),
     }
     return experiment.replace(**changes).set_by(experiment.origin)
+
+
+def settled(
+    experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool
+) -> tuple[Experiment, list[settings.Notice]]:
+    """The experiment resolved, and without what can have no effect on these rows, this network and this device."""
+    made, unused = effects.settle(resolve(experiment, rows, own_data, own_model))
+    return resolve(made, rows, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
 
 
 def _absolute(name: str, rows: Dataset) -> str:

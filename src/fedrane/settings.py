@@ -130,7 +130,7 @@ def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Not
     for source, mine in layers:
         owner = str(mine.get(NAME, owner))
         kept = dict(mine)
-        if owner and owner != chosen and source != WORD:
+        if owner and loading.absolute(owner) != loading.absolute(chosen) and source != WORD:
             kept, lost = _for_another(mine, owner, chosen)
             why = f"it is of {owner}, and the method is {chosen}"
             notices += [Notice(source, key, value, why) for key, value in lost.items()]
@@ -145,8 +145,8 @@ def _for_another(mine: Mapping[str, Any], owner: str, chosen: str) -> tuple[Sett
     own = {key: value for key, value in mine.items() if key.startswith(FIELD) and key != NAME}
     if old is not None and old.kind is new.kind:
         # What makes an ablation one is said by the new name.
-        apart = {*old.preset, *new.preset}
-        return {key: value for key, value in mine.items() if key.removeprefix(FIELD) not in apart}, {}
+        apart = {FIELD + name for name in (*old.preset, *new.preset)}
+        return {key: value for key, value in mine.items() if key not in apart}, {}
     usual = {f"{FIELD}{name}": value for name, value in old.fields.items()} if old else {}
     lost = {key: value for key, value in own.items() if key not in usual or usual[key] != value}
     return {key: value for key, value in mine.items() if key not in own}, lost
