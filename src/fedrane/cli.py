@@ -89,7 +89,8 @@ def _conclude(console: Console, result: Result, as_json: bool) -> None:
         say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        only = comparison.Comparison({result.experiment.method_name: [result.summary]}, result.folder or Path())
+        name = Folder(result.folder).label if result.folder else ""
+        only = comparison.Comparison({name or result.experiment.method_name: [result.summary]}, result.folder or Path())
         show(console, only.table())
         say(console, f"results: {result.folder}")
 
@@ -145,7 +146,9 @@ def resume_command(
     """Go on with a run that was stopped or killed; the end is the same, bit for bit."""
     console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
-    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
+    label = Folder(folder).label
+    who = {"label": label} if label else {}
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, who=who) as watch:
         result = resume(folder, callbacks=watch, stop=stop)
     _conclude(console, result, as_json)
 

@@ -129,6 +129,12 @@ class Folder:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     @property
+    def label(self) -> str:
+        """What a comparison called the method of this run; empty where that is its name, or there was none."""
+        above = self.path.resolve().parent
+        return read_labels(above.parent).get(above.name, "")
+
+    @property
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
 

@@ -236,10 +236,12 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     command = ("compare", "--methods", "weak=fedprox,strong=fedprox,fedavg", "--out", "all", *words)
     assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
     assert [line.name for line in gather([tmp_path / "all"])[0]] == ["weak"], "known as soon as there is a run"
+    alone = fedrane("resume", "all/weak/seed-1", cwd=tmp_path)
+    assert any(line.split()[:1] == ["weak"] for line in alone.stdout.splitlines()), "its row in the table"
     ended = fedrane(*command, cwd=tmp_path)
     assert ended.status == 0, ended.stderr
-    assert "weak, seed 1 round 3/3" in ended.stdout
-    assert "weak, seed 1 round 1/3" not in ended.stdout
+    assert "strong, seed 1 round 3/3" in ended.stdout
+    assert "weak, seed 1 round" not in ended.stdout
     for label, method in (("weak", FedProx(0.1)), ("strong", FedProx(10.0))):
         found = library.Experiment.from_toml(tmp_path / "all" / label / "seed-1" / "config.toml")
         assert (found.algorithm, found.lr) == (method, 0.05 if label == "strong" else 0.5)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import read_toml
-from fedrane.folder import CONFIG, FACTS, METRICS, Folder, read_labels
+from fedrane.folder import CONFIG, FACTS, METRICS, Folder
 from fedrane.settings import NAME, dotted
 
 DEPTH = 3
@@ -111,9 +111,7 @@ def read(folder: Folder) -> Run:
         raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
     if labels.ndim != 2 or labels.shape[1] != len(classes):
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    above = folder.path.resolve().parent
-    label = read_labels(above.parent).get(above.name, "")
-    return Run(folder.path, settings, history, folder.finished, classes, labels, label)
+    return Run(folder.path, settings, history, folder.finished, classes, labels, folder.label)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
