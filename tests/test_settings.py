@@ -196,6 +196,14 @@ def test_a_word_for_one_that_is_not_there(key: str) -> None:
         addressed({key: "1"}, LABELS, ())
 
 
+@pytest.mark.parametrize(("key", "meant"), [("waek.strength", "weak"), ("partiton.alpha", "partition")])
+def test_a_misspelt_label_or_table(key: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"unknown key '{key}'.*Did you mean '{meant}'.*Known: fedavg, weak, fedprox"
+    ):
+        addressed({key: "1"}, LABELS, KEYS)
+
+
 def test_a_field_that_only_some_have() -> None:
     with pytest.raises(ConfigError, match=r"fedavg has no such field.* weak\.strength=1 fedprox\.strength=1"):
         addressed({"method.strength": "1"}, LABELS, ())

@@ -197,6 +197,7 @@ def addressed(
     shared: dict[str, str] = {}
     own: dict[str, dict[str, str]] = {label: {} for label in labels}
     known = {*methods.known(), *others}
+    tables = {"method", *(key.partition(".")[0] for key in keys if "." in key)}
     for key, value in given.items():
         mine = max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
         if mine is not None:
@@ -208,6 +209,8 @@ def addressed(
                 f"{key.rpartition('.')[0]} is not among the methods",
                 f"There are: {', '.join(labels)}",
             )
+        elif "." in key and key.partition(".")[0] not in tables:
+            raise ConfigError(f"unknown key '{key}'", remedy=nearest(key.partition(".")[0], [*labels, *sorted(tables)]))
         else:
             shared[key] = value
             if key.startswith(FIELD) and key != NAME:
