@@ -14,7 +14,7 @@ import typer.main
 
 from fedrane import Experiment, conformance, methods
 from fedrane.cli import app
-from fedrane.settings import addressed, contenders, parse
+from fedrane.settings import addressed, by_label, parse
 
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
@@ -60,7 +60,7 @@ def test_commands_in_the_documents_exist_and_their_keys_too(document: Path) -> N
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, line
         chosen = words[words.index("--methods") + 1] if "--methods" in words else ""
-        labels = contenders(chosen, ()) if name == "compare" else {}
+        labels = by_label(chosen, ()) if name == "compare" else {}
         given = parse(word for word in words if "=" in word and word != chosen and "," not in word)
         shared, own = addressed(given, labels, keys(Experiment()))
         for label, method in ((label, method) for label, method in labels.items() if method in methods.METHODS):

@@ -315,9 +315,9 @@ def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
     listener = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "c.toml", words), tmp_path / "run", callbacks=[listener])
     assert [text.partition(": ")[2] for text in listener.heard] == [
-        "partition.alpha=0.1 is not used: it needs partition.kind=dirichlet or dirichlet-capped or quantity, "
+        "partition.alpha=0.1 is not used: that needs partition.kind=dirichlet or dirichlet-capped or quantity, "
         "and partition.kind is natural",
-        "precision=tf32 is not used: it needs a GPU, and device is cpu",
+        "precision=tf32 is not used: that needs a GPU, and device is cpu",
     ]
     assert Experiment.from_toml(tmp_path / "run" / "config.toml").precision == "float32"
     again = Listener()

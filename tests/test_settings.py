@@ -15,7 +15,7 @@ from fedrane.errors import ConfigError
 from fedrane.experiment import KEYS
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedprox import FedProx
-from fedrane.settings import addressed, contenders, told
+from fedrane.settings import addressed, by_label, told
 
 PROX = 'clients = 7\n[method]\nname = "fedprox"\nstrength = 5\n'
 
@@ -93,7 +93,7 @@ def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(fi
         e, notices = Experiment.asked([f"method={name}"], file)
         assert e.algorithm == Experiment(method=name).algorithm
         assert e.clients == 7, "the rest of the file stands"
-        assert told(notices) == [f"{file}: method.strength=5 is not used: it is of fedprox, and the method is {name}"]
+        assert told(notices) == [f"{file}: method.strength=5 is not used: meant for fedprox, and the method is {name}"]
         with pytest.warns(UserWarning, match=r"method\.strength=5 is not used"):
             Experiment.from_toml(file, [f"method={name}"])
     assert strength(Experiment.asked(["method=ditto", "method.strength=2"], file)[0]) == 2.0
@@ -147,7 +147,9 @@ def test_a_name_and_a_field_that_contradict_each_other(file: Path) -> None:
 def test_a_preset_under_another_method() -> None:
     e, notices = Experiment.asked(["method=fedavg", "preset=paper"])
     assert (e.method_name, e.lr) == ("fedavg", 0.5)
-    assert told(notices) == ["preset=paper: method.length=ball is not used: it is of fedrane, and the method is fedavg"]
+    assert told(notices) == [
+        "preset=paper: method.length=ball is not used: meant for fedrane, and the method is fedavg"
+    ]
 
 
 def test_a_file_between_a_preset_and_words(file: Path) -> None:
@@ -163,15 +165,15 @@ def test_a_file_between_a_preset_and_words(file: Path) -> None:
 
 
 def test_labels() -> None:
-    assert contenders("fedavg, a=fedprox ,b=fedprox,", ()) == {"fedavg": "fedavg", "a": "fedprox", "b": "fedprox"}
-    assert contenders("x/a=b/prox.py:Prox", ()) == {"x/a=b/prox.py:Prox": "x/a=b/prox.py:Prox"}, "a path is no label"
-    assert contenders("own=prox.py:Prox", ()) == {"own": "prox.py:Prox"}
+    assert by_label("fedavg, a=fedprox ,b=fedprox,", ()) == {"fedavg": "fedavg", "a": "fedprox", "b": "fedprox"}
+    assert by_label("x/a=b/prox.py:Prox", ()) == {"x/a=b/prox.py:Prox": "x/a=b/prox.py:Prox"}, "a path is no label"
+    assert by_label("own=prox.py:Prox", ()) == {"own": "prox.py:Prox"}
     for text in ("fedavg,fedavg", "a=fedavg,a=local"):
         with pytest.raises(ConfigError, match=r"stands twice.*Give labels"):
-            contenders(text, ())
+            by_label(text, ())
     for text in ("local=fedavg", "lr=fedavg"):
         with pytest.raises(ConfigError, match="already names something else"):
-            contenders(text, {"lr"})
+            by_label(text, {"lr"})
 
 
 LABELS = {"fedavg": "fedavg", "weak": "fedprox", "fedprox": "fedprox"}
@@ -246,7 +248,7 @@ def test_a_word_without_effect_is_an_error(words: list[str]) -> None:
     """Even at the default: who writes it believes that it does something."""
     key = words[-1].partition("=")[0]
     for order in (words, words[::-1]):
-        with pytest.raises(ConfigError, match=rf"^{key}=.* would have no effect: it needs .* is .*Leave {key} out"):
+        with pytest.raises(ConfigError, match=rf"^{key}=.* would have no effect: that needs .* is .*Leave {key} out"):
             effects.settle(Experiment.from_words(order))
 
 
@@ -278,9 +280,9 @@ def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None
     )
     e, notices = effects.settle(Experiment.from_toml(file, ["partition.kind=iid", "schedule.kind=exponential"]))
     assert told(notices) == [
-        f"{file}: partition.alpha=0.1 is not used: it needs partition.kind=dirichlet or dirichlet-capped or quantity, "
-        "and partition.kind is iid",
-        f"{file}: schedule.every=3 is not used: it needs schedule.kind=step, and schedule.kind is exponential",
+        f"{file}: partition.alpha=0.1 is not used: that needs "
+        "partition.kind=dirichlet or dirichlet-capped or quantity, and partition.kind is iid",
+        f"{file}: schedule.every=3 is not used: that needs schedule.kind=step, and schedule.kind is exponential",
     ], "a default is not worth a line: a run's config.toml has all of them"
     assert (e.partition.alpha, e.schedule.every, e.schedule.factor, e.lr) == (0.5, 1, 0.5, 0.3)
     file.write_text(e.to_toml())

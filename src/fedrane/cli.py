@@ -29,7 +29,7 @@ from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resume, run, settled
-from fedrane.settings import NAME, addressed, contenders
+from fedrane.settings import NAME, addressed, by_label
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
@@ -245,7 +245,7 @@ def report_command(
 
 def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dict[str, Experiment]:
     """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
-    labels = contenders(names, {"preset", *(f.name for f in fields(Experiment))})
+    labels = by_label(names, {"preset", *(f.name for f in fields(Experiment))})
     if not labels:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
 

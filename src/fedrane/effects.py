@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
     def why(self, e: Experiment) -> str:
         deciding = next(key for key in self.deciding if _get(e, key))
-        return f"it needs {self.needs}, and {deciding} is {_get(e, deciding)}"
+        return f"that needs {self.needs}, and {deciding} is {_get(e, deciding)}"
 
 
 def _drawn(*kinds: str) -> Callable[[Experiment], bool]:
@@ -81,7 +81,7 @@ def idle(e: Experiment) -> dict[str, str]:
     found = {rule.key: rule.why(e) for rule in RULES if not rule.works(e)}
     for name, need in idle_fields(e.algorithm).items():
         other = need.partition("=")[0]
-        found[FIELD + name] = f"it needs {FIELD}{need}, and that is {getattr(e.algorithm, other)}"
+        found[FIELD + name] = f"that needs {FIELD}{need}, and that is {getattr(e.algorithm, other)}"
     return found
 
 

@@ -41,8 +41,8 @@ class Notice(NamedTuple):
 def told(notices: Iterable[Notice]) -> list[str]:
     """One line for all settings of one source that are not used for the same reason.
 
-    >>> told([Notice("a.toml", "schedule.factor", 0.5, "it needs schedule.kind=step")])
-    ['a.toml: schedule.factor=0.5 is not used: it needs schedule.kind=step']
+    >>> told([Notice("a.toml", "schedule.factor", 0.5, "that needs schedule.kind=step")])
+    ['a.toml: schedule.factor=0.5 is not used: that needs schedule.kind=step']
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for notice in notices:
@@ -132,7 +132,7 @@ def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Not
         kept = dict(mine)
         if owner and loading.absolute(owner) != loading.absolute(chosen) and source != WORD:
             kept, lost = _for_another(mine, owner, chosen)
-            why = f"it is of {owner}, and the method is {chosen}"
+            why = f"meant for {owner}, and the method is {chosen}"
             notices += [Notice(source, key, value, why) for key, value in lost.items()]
         values |= kept
         sources |= dict.fromkeys(kept, source)
@@ -162,10 +162,10 @@ def _find(name: str) -> methods.Method | None:
 # ---- several methods
 
 
-def contenders(text: str, reserved: Iterable[str]) -> dict[str, str]:
+def by_label(text: str, reserved: Iterable[str]) -> dict[str, str]:
     """The methods of ``--methods`` by their labels: their names, or what is written before them.
 
-    >>> contenders("fedavg, weak=fedprox, strong=fedprox", ())
+    >>> by_label("fedavg, weak=fedprox, strong=fedprox", ())
     {'fedavg': 'fedavg', 'weak': 'fedprox', 'strong': 'fedprox'}
     """
     found: dict[str, str] = {}

@@ -74,7 +74,7 @@ def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path:
         again = fedrane("run", f"{method}/config.toml", "--out", f"{method}-again", cwd=tmp_path)
         assert (again.status, again.stderr) == (0, "")
         same_run(tmp_path / method, tmp_path / f"{method}-again")
-    assert ended.stderr.startswith("note: c.toml: method.strength=5 is not used: it is of fedprox, and the method is")
+    assert ended.stderr.startswith("note: c.toml: method.strength=5 is not used: meant for fedprox, and the method is")
     assert library.Experiment.from_toml(tmp_path / "fedprox" / "config.toml").algorithm == FedProx(5.0)
     ended = fedrane("run", "--json", "c.toml", *WORDS, "partition.kind=iid", cwd=tmp_path)
     assert ended.stderr.startswith("note: c.toml: partition.alpha=0.1 is not used")
