@@ -26,6 +26,7 @@ from fedrane import Dataset, Experiment
 from fedrane.errors import Diverged
 from fedrane.reproduce import tune
 from fedrane.run import as_dataset
+from fedrane.settings import nested
 
 HERE = Path(__file__).parent
 EVALUATIONS = 10
@@ -75,7 +76,8 @@ class Search:
     def piece(self, trial: str, rounds: int, alpha: float) -> Piece:
         values = {**self.plan["base"], **self.plan["trials"][trial], "rounds": rounds, "partition.alpha": alpha}
         values |= {"seed": self.plan["seed"], "eval_every": max(1, rounds // EVALUATIONS), "data_root": self.data_root}
-        wanted = Experiment.from_words(f"{key}={value}" for key, value in values.items())
+        # As from a file: a trial without a part may leave the base's settings of that part without effect.
+        wanted = Experiment.from_dict(nested(values)).set_by(dict.fromkeys(values, "search.toml"))
         inner = replace(wanted.partition, kind="natural", test=VALIDATION)
         return Piece(trial, rounds, alpha, wanted, wanted.replace(partition=inner))
 

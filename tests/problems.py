@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrane import Algorithm, Context, Experiment, Model, Outcome
+from fedrane import Algorithm, Callback, Context, Experiment, Model, Outcome
 from fedrane.conformance import blobs
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
@@ -56,6 +56,16 @@ def federation(
     train = tuple(np.array(rows, dtype=np.int64) for rows in clients)
     nothing = tuple(np.zeros(0, np.int64) for _ in clients)
     return Federation.of(task, dataset, Split(train, nothing, train), batch, seed=settings.get("seed", 0))
+
+
+class Listener(Callback):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
 
 
 def quick(**changes: Any) -> Experiment:

@@ -15,6 +15,7 @@ import typer.main
 
 from fedrane import Experiment, conformance, methods
 from fedrane.cli import app
+from fedrane.settings import addressed, by_label, parse
 
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
@@ -64,7 +65,13 @@ def test_commands_in_the_documents_exist_and_their_keys_too(document: Path) -> N
             command, *words = command.commands[words[0]], *words[1:]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, line
-        pairs = [word.partition("=")[0] for word in words if "=" in word]
+        chosen = words[words.index("--methods") + 1] if "--methods" in words else ""
+        labels = by_label(chosen, ()) if name == "compare" else {}
+        given = parse(word for word in words if "=" in word and word != chosen and "," not in word)
+        shared, own = addressed(given, labels, keys(Experiment()))
+        for label, method in ((label, method) for label, method in labels.items() if method in methods.METHODS):
+            Experiment.from_words(f"{k}={v}" for k, v in {**shared, "method": method, **own[label]}.items())
+        pairs = ["method" if key == "method.name" else key for key in shared]
         assert {key for key in pairs if not key.startswith("method.")} <= keys(Experiment()).keys(), line
 
 

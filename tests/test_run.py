@@ -14,16 +14,29 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Context, Done, Experiment, Model, Outcome, State, Task, Work, tree
+from fedrane import (
+    Algorithm,
+    Callback,
+    Context,
+    Done,
+    Experiment,
+    Model,
+    Outcome,
+    Partitioning,
+    State,
+    Task,
+    Work,
+    tree,
+)
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.comparison import compare
 from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
-from fedrane.errors import CheckpointError, ConfigError, Diverged
+from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
 from fedrane.folder import Folder
 from fedrane.methods import METHODS, Method
 from fedrane.task import Batch, cross_entropy
-from problems import dense, quick
+from problems import Listener, dense, quick
 
 
 def test_results_in_hand() -> None:
@@ -335,15 +348,44 @@ def test_a_torch_dataset_and_a_network_of_ones_own() -> None:
 def test_natural_clients(tmp_path: Path) -> None:
     data = blobs(90)
     np.savez(tmp_path / "own.npz", x=data.x, y=data.y, client=np.arange(90) % 7)
-    e = quick(
-        dataset=str(tmp_path / "own.npz"),
-        model="auto",
-    )
+    e = quick(dataset=str(tmp_path / "own.npz"), model="auto", clients=7)
     result = fedrane.run(e, tmp_path / "run")
     assert result.population == 7
     assert result.experiment.clients == 7
     assert result.experiment.model == "mlp"
     assert fedrane.resume(tmp_path / "run").finished
+    with pytest.raises(DataError, match=r"has 7 clients, but clients=5.*Use clients=7"):
+        fedrane.run(e.replace(clients=5))
+    assert fedrane.run(e.replace(clients=Experiment.clients)).population == 7, (
+        "what nobody set is not held against them"
+    )
+
+
+def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
+    """That the clients are the data's own is known only when these are read: then, and before a folder is made."""
+    data = blobs(90)
+    np.savez(tmp_path / "own.npz", x=data.x, y=data.y, client=np.arange(90) % 7)
+    words = [f"dataset={tmp_path / 'own.npz'}", "rounds=1", "epochs=1"]
+    for key in ("partition.alpha=0.5", "partition.minimum=10", "norm=batch"):
+        with pytest.raises(ConfigError, match=rf"{key} would have no effect"):
+            fedrane.run(Experiment.from_words([*words, key]), tmp_path / "run")
+    with pytest.raises(DataError, match="has 7 clients, but clients=20"):
+        fedrane.run(Experiment.from_words([*words, "clients=20"]), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"partition\.alpha=0\.1 would have no effect"):
+        fedrane.run(quick(dataset=words[0][8:], clients=7, partition=Partitioning(alpha=0.1)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "c.toml").write_text('precision = "tf32"\ndevice = "cpu"\n[partition]\nalpha = 0.1\n')
+    listener = Listener()
+    fedrane.run(Experiment.from_toml(tmp_path / "c.toml", words), tmp_path / "run", callbacks=[listener])
+    assert [text.partition(": ")[2] for text in listener.heard] == [
+        "partition.alpha=0.1 is not used: that needs partition.kind=dirichlet or dirichlet-capped or quantity, "
+        "and partition.kind is natural",
+        "precision=tf32 is not used: that needs a GPU, and device is cpu",
+    ]
+    assert Experiment.from_toml(tmp_path / "run" / "config.toml").precision == "float32"
+    again = Listener()
+    fedrane.run(Experiment.from_toml(tmp_path / "run" / "config.toml"), callbacks=[again])
+    assert not again.heard, "what a run has written runs again without a word"
 
 
 def test_metrics_are_plain_json(tmp_path: Path) -> None:

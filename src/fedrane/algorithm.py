@@ -24,6 +24,7 @@ from fedrane.tree import Tensors
 
 GLOBAL, PERSONAL = "global", "personal"
 Grid = Mapping[str, tuple[Any, ...]]
+Needs = Mapping[str, tuple[str, ...]]
 
 
 class Outcome(NamedTuple):
@@ -64,6 +65,8 @@ class Algorithm:
     """The values of its fields among which ``fedrane tune`` looks for the best."""
     trains_model: ClassVar[bool] = True
     """Whether its steps train, and so see augmented inputs; a stage that only measures has it false."""
+    needs: ClassVar[Needs] = {}
+    """Fields without effect unless another has a certain value: ``{"calibrate=True": ("ridge",)}``, or ``"a=x|y"``."""
 
     @property
     def records(self) -> tuple[str, ...]:

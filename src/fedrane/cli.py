@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,19 +23,22 @@ from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.experiment import Experiment
+from fedrane.experiment import KEYS, Experiment
 from fedrane.flower_cli import flower_app
 from fedrane.folder import CONFIG, Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
-from fedrane.run import Callback, Result, as_dataset, load, make_partition, resolve, resume, run
+from fedrane.run import Callback, Result, as_dataset, load, make_partition, resume, run, settled
+from fedrane.settings import NAME, addressed, by_label
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
     Words,
     console_for,
     experiment_of,
+    experiments_of,
+    note,
     say,
     show,
     watching,
@@ -91,7 +94,8 @@ def _conclude(console: Console, result: Result, as_json: bool) -> None:
         say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        only = comparison.Comparison({result.experiment.method_name: [result.summary]}, result.folder or Path())
+        name = Folder(result.folder).label if result.folder else ""
+        only = comparison.Comparison({name or result.experiment.method_name: [result.summary]}, result.folder or Path())
         show(console, only.table())
         say(console, f"results: {result.folder}")
 
@@ -158,7 +162,9 @@ def resume_command(
     rounds = _rounds(words or [], folder)
     console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
-    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
+    label = Folder(folder).label
+    who = {"label": label} if label else {}
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, who=who) as watch:
         result = resume(
             folder, rounds=rounds, accept_changes=accept_changes, trust_code=trust_code, callbacks=watch, stop=stop
         )
@@ -185,7 +191,9 @@ def _rounds(words: Sequence[str], folder: Path) -> int | None:
 @app.command("compare")
 def compare_command(
     words: Words = None,
-    names: Annotated[str, typer.Option("--methods", help="Names with commas between them.")] = "fedavg,local",
+    names: Annotated[
+        str, typer.Option("--methods", help="Names with commas between them; label=NAME where one stands twice.")
+    ] = "fedavg,local",
     out: Annotated[Path, typer.Option("--out", help="A folder for all runs.")] = Path("runs/compare"),
     seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, from the experiment's seed on.")] = 1,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")] = True,
@@ -195,18 +203,20 @@ def compare_command(
 ) -> None:
     """Run several methods on the same partition and seeds, print one table, and write a page with plots.
 
-    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1.
+    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1; so is a key such as
+    fedprox.lr=0.05. One method with several settings: --methods weak=fedprox,strong=fedprox strong.strength=1.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "it counts repetitions", "Use 1 or more")
-    experiments = _experiments(list(words or []), [n.strip() for n in names.split(",") if n.strip()], data_root)
+    experiments = _experiments(words, names, data_root)
     first = next(iter(experiments.values())).seed
     console = console_for(as_json)
 
     with Stop(console).listening() as stop, ExitStack() as watchers:
 
         def watch(name: str, seed: int) -> Sequence[Callback]:
-            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} "))
+            who = {"label": name}
+            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} ", who))
 
         done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
     if done is None:
@@ -277,20 +287,27 @@ def report_command(
         say(console, f"figures: {figures}")
 
 
-def _experiments(words: list[str], names: list[str], data_root: str) -> dict[str, Experiment]:
+def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dict[str, Experiment]:
     """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
-    if not names:
+    labels = by_label(names, {"preset", *(f.name for f in fields(Experiment))})
+    if not labels:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
-    if any(word.startswith(("method=", "method.name=")) for word in words):
-        raise ConfigError("method=… with --methods", "compare takes its methods from --methods", "Name them all there")
-    own = {name: [w for w in words if w.startswith(f"{name}.")] for name in names}
-    shared = [w for w in words if not any(w in mine for mine in own.values())]
-    return {
-        name: experiment_of(
-            [*shared, f"method={name}", *(f"method.{w.removeprefix(name + '.')}" for w in mine)], data_root
-        )
-        for name, mine in own.items()
-    }
+
+    def share(given: dict[str, str]) -> dict[str, dict[str, str]]:
+        if NAME in given:
+            found = f"method={given[NAME]} with --methods"
+            raise ConfigError(found, "compare takes its methods from --methods", "Name them all there")
+        shared, own = addressed(given, labels, KEYS)
+        for label, key in ((label, key) for label, mine in own.items() for key in mine):
+            if key in comparison.SAME or key.startswith("partition."):
+                raise ConfigError(
+                    f"{label}.{key}={own[label][key]}",
+                    "all methods are compared on the same rows, clients and cohorts",
+                    f"Set {key} for all of them",
+                )
+        return {label: {**shared, NAME: name, **own[label]} for label, name in labels.items()}
+
+    return experiments_of(words, share, data_root)
 
 
 # ---- models
@@ -371,9 +388,10 @@ def partition_command(
     """Show how an experiment's rows lie with the clients, without running it."""
     experiment = experiment_of(words, data_root)
     rows = as_dataset(experiment, None)
-    experiment = resolve(experiment, rows, False, False)
-    partition = make_partition(experiment, rows)
+    experiment, unused = settled(experiment, rows, False, False)
     console = console_for(False)
+    note(unused)
+    partition = make_partition(experiment, rows)
     counts = partition.counts(rows.y, len(rows.classes))
     held = (counts > 0).sum(1)
     how = experiment.partition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -13,14 +14,16 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedrane import own_code, sources
+from fedrane import effects, loading, methods, own_code, sources
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.errors import CheckpointError, Diverged
+from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics
-from fedrane.experiment import Experiment, dotted, read_toml
+from fedrane.experiment import Experiment, read_toml
+from fedrane.federation import Federation
 from fedrane.files import write_atomically
-from fedrane.folder import CONFIG, FACTS, SUMMARY, Folder
+from fedrane.folder import COMPARISON, CONFIG, FACTS, SUMMARY, Folder, read_labels
 from fedrane.run import Callback, resume, run
+from fedrane.settings import dotted
 
 COLUMNS = (
     ("global last", GLOBAL, "last"),
@@ -54,6 +57,10 @@ class Cell:
         return text if self.deviation is None else f"{text} ± {100 * self.deviation:.2f}"
 
 
+SAME = frozenset({"dataset", "data_root", "image_size", "clients", "participation", "dropout", "validation", "seed"})
+"""Keys that all methods of a comparison have in common: they decide the rows, the clients and the cohorts."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The summaries of each method's runs, one a seed."""
@@ -62,6 +69,8 @@ class Comparison:
     folder: Path
     diverged: dict[str, str] = field(default_factory=dict)
     """What went wrong, by method."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What the labels stand for, where methods have some."""
 
     def cell(self, method: str, whose: str, which: str) -> Cell:
         return Cell.of(self.runs[method], whose, which)
@@ -71,7 +80,8 @@ class Comparison:
         seeds = max(len(summaries) for summaries in self.runs.values())
         over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
         lost = "".join(f"; {name} diverged in some runs, which are left out" for name in self.diverged)
-        return f"accuracy in %{over}; – where the method has no such model{lost}"
+        meant = "".join(f"; {label} is {what}" for label, what in self.labels.items())
+        return f"accuracy in %{over}; – where the method has no such model{lost}{meant}"
 
     def rows(self) -> list[list[str]]:
         def speed(summaries: list[Metrics]) -> str:
@@ -84,7 +94,7 @@ class Comparison:
 
     def table(self) -> Table:
         """For the terminal, the best of each column bold."""
-        table = Table(caption=self.caption, caption_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(caption=escape(self.caption), caption_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("method", no_wrap=True)
         for title in (*(title.replace(" ", "\n") for title, _, _ in COLUMNS), "samples\n/s"):
             table.add_column(title, justify="right", no_wrap=True)
@@ -110,8 +120,10 @@ def compare(
 ) -> Comparison | None:
     """Run each experiment with each seed in its own folder; what is done is kept, what was cut short goes on.
 
-    Gives nothing where it was asked to stop on the way.
+    The experiments' names are those of methods, or labels. Gives nothing where it was asked to stop on the way.
     """
+    _check_apart(experiments, out)
+    labels = _labels(experiments)
     runs: dict[str, list[Metrics]] = {name: [] for name in experiments}
     diverged: dict[str, str] = {}
     for seed in seeds:
@@ -123,7 +135,7 @@ def compare(
                 _require_same(folder, wanted)
                 own_code.remember(wanted)
             if not (go_on and folder.finished):
-                watch = callbacks(name, seed)
+                watch = [*callbacks(name, seed), _Labelling(Path(out), labels)]
                 path = folder.path
                 try:
                     if go_on:
@@ -138,9 +150,45 @@ def compare(
                 if not result.finished:
                     return None
             runs[name].append(folder.read_json(SUMMARY))
-    comparison = Comparison(runs, Path(out), diverged)
+    comparison = Comparison(runs, Path(out), diverged, labels)
     write_atomically(Path(out) / "table.md", comparison.markdown())
     return comparison
+
+
+def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
+    """Each name has a folder of its own, and stands for something of its own."""
+    for name, other in itertools.combinations(experiments, 2):
+        if run_folder(out, name, 0).path == run_folder(out, other, 0).path:
+            raise ConfigError(f"{name} and {other}", "their folders would be the same", "Give them other labels")
+        if experiments[name] == experiments[other]:
+            raise ConfigError(
+                f"{name} and {other} are the same experiment", remedy=f"Set a field of one: {other}.FIELD=value"
+            )
+
+
+def _labels(experiments: dict[str, Experiment]) -> dict[str, str]:
+    """What each label stands for: its method, and in what that differs from the others of the method."""
+    found = {}
+    for label, experiment in experiments.items():
+        if label in methods.known() or loading.is_reference(label):
+            continue
+        alike = [dotted(e.to_dict()) for e in experiments.values() if e.method_name == experiment.method_name]
+        own = dotted(experiment.to_dict())
+        told = [f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in alike)]
+        found[label] = f"{experiment.method_name} ({', '.join(told)})" if told else experiment.method_name
+    return found
+
+
+class _Labelling(Callback):
+    """Writes the labels down for a report that is made later; those of earlier comparisons in the folder stay."""
+
+    def __init__(self, out: Path, labels: dict[str, str]) -> None:
+        self.out, self.labels = out, labels
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        if self.labels:
+            new = {run_folder(self.out, label, 0).path.parent.name: label for label in self.labels}
+            Folder(self.out).write_json(COMPARISON, {"labels": read_labels(self.out) | new})
 
 
 def run_folder(out: str | Path, method: str, seed: int) -> Folder:
@@ -166,13 +214,15 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
             "its results would stand for what it is now",
             "Choose another --out",
         )
-    saved = dotted(Experiment.from_dict(values).to_dict())
+    config = Experiment.from_dict(values)
+    saved, idle = dotted(config.to_dict()), effects.idle(config)
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
         settled = (
             now == "auto"
             or (key == "threads" and now == 0)
+            or key in idle
             or (key == "clients" and clients_given)
             or (key in ("dataset", "model") and was == str(Path(now).resolve()))
         )

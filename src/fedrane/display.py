@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedrane import extras
+from fedrane import effects, extras
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.partition import Partitioning
 from fedrane.evaluation import Metrics
@@ -122,12 +122,12 @@ class Live(Messages):
 class JsonLines(Callback):
     """Each record as one line on standard output, and the summary as the last."""
 
-    def __init__(self, write: Any) -> None:
+    def __init__(self, write: Any, who: Mapping[str, str] = {}) -> None:
         self.write = write
-        self.who: dict[str, Any] = {}
+        self.who: dict[str, Any] = dict(who)
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
-        self.who = {"method": experiment.method_name, "seed": experiment.seed}
+        self.who |= {"method": experiment.method_name, "seed": experiment.seed}
 
     def round(self, record: Metrics) -> None:
         self.write(json.dumps({"event": "round", **self.who, **record}) + "\n")
@@ -137,7 +137,10 @@ class JsonLines(Callback):
 
     def end(self, result: Result) -> None:
         folder = str(result.folder) if result.folder else None
-        self.write(json.dumps({"event": "end", "finished": result.finished, "folder": folder, **result.summary}) + "\n")
+        self.write(
+            json.dumps({"event": "end", "finished": result.finished, "folder": folder, **self.who, **result.summary})
+            + "\n"
+        )
 
 
 class TensorBoard(Callback):
@@ -198,4 +201,4 @@ def headline(experiment: Experiment, federation: Federation) -> str:
 
 
 def uses_alpha(how: Partitioning) -> bool:
-    return not how.file and how.kind in ("dirichlet", "dirichlet-capped", "quantity")
+    return not how.file and how.kind in effects.ALPHA

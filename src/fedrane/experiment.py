@@ -8,13 +8,14 @@ import math
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from fedrane import methods, threads
+from fedrane import methods, settings, threads
 from fedrane.algorithm import Algorithm
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
@@ -77,6 +78,9 @@ class Experiment:
     schedule: Schedule = field(default_factory=Schedule)
     augment: Augmentation = field(default_factory=Augmentation)
 
+    origin: ClassVar[Mapping[str, str] | None] = None
+    """Where each key was set, if by words, a file or a preset; of one made in Python it is not known."""
+
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
             object.__setattr__(self, "method", _method({"name": self.method}))
@@ -95,7 +99,16 @@ class Experiment:
         return methods.name_of(self.algorithm)
 
     def replace(self, **changes: Any) -> Experiment:
-        return dataclasses.replace(self, **changes)
+        made = dataclasses.replace(self, **changes)
+        if self.origin is None:
+            return made
+        return made.set_by({key: by for key, by in self.origin.items() if key.partition(".")[0] not in changes})
+
+    def set_by(self, origin: Mapping[str, str] | None) -> Experiment:
+        """The same, its keys set from there."""
+        made = dataclasses.replace(self)
+        object.__setattr__(made, "origin", origin)
+        return made
 
     # ---- to and from text
 
@@ -116,41 +129,60 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
-        values = dict(values)
-        if isinstance(values.get("method"), str):
-            values["method"] = {"name": values["method"]}
-        if "preset" in values:
-            values = _over(read_preset(str(values.pop("preset"))), values)
-        method = values.pop("method", "fedavg")
-        algorithm = _method(method if isinstance(method, Mapping) else {"name": method})
-        return _build(cls, {"method": algorithm, **values}, "")
+        layers = [*_preset(values), settings.Layer("", _without_preset(settings.flat(values)))]
+        combined, _, notices = settings.combine(layers)
+        _warn(notices)
+        return cls._of(combined)
 
     @classmethod
     def from_toml(cls, path: str | Path, words: Iterable[str] = ()) -> Experiment:
-        return cls.from_dict(merge(read_toml(Path(path)), words))
+        """From a file and the words laid over it; of what is not used in the file, a warning is given."""
+        made, notices = cls.asked(words, Path(path))
+        _warn(notices)
+        return made
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Experiment:
-        """From ``key=value`` words with dotted keys.
+        """From ``key=value`` words with dotted keys, in any order.
 
         >>> Experiment.from_words(["clients=5", "partition.alpha=0.1"]).partition.alpha
         0.1
         """
-        return cls.from_dict(merge({}, words))
+        made, notices = cls.asked(words)
+        _warn(notices)
+        return made
+
+    @classmethod
+    def asked(cls, words: Iterable[str], file: Path | None = None) -> tuple[Experiment, list[settings.Notice]]:
+        """What a file and the words laid over it ask for, and what of the file is not used."""
+        layers = [settings.Layer(str(file), settings.flat(read_toml(file)))] if file else []
+        layers.append(settings.Layer(settings.WORD, settings.parse(words)))
+        below = [layer for values in layers[::-1] for layer in _preset(values.values)][:1]
+        layers = [layer._replace(values=_without_preset(layer.values)) for layer in layers]
+        combined, origin, notices = settings.combine([*below, *layers])
+        return cls._of(combined).set_by(origin), notices
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> Experiment:
+        """From settings by their dotted keys."""
+        plain = settings.nested(values)
+        return _build(cls, {**plain, "method": _method(plain["method"])}, "")
 
 
-def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values by their dotted keys.
+def _preset(values: Mapping[str, Any]) -> list[settings.Layer]:
+    if "preset" not in values:
+        return []
+    name = str(values["preset"])
+    return [settings.Layer(settings.PRESET + name, settings.flat(read_preset(name)))]
 
-    >>> dotted({"lr": 0.1, "partition": {"alpha": 0.5}})
-    {'lr': 0.1, 'partition.alpha': 0.5}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, Mapping) else {key: value}
-        )
-    return flat
+
+def _without_preset(values: Mapping[str, Any]) -> settings.Settings:
+    return {key: value for key, value in values.items() if key != "preset"}
+
+
+def _warn(notices: Iterable[settings.Notice]) -> None:
+    for text in settings.told(notices):
+        warnings.warn(text, stacklevel=3)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -171,45 +203,6 @@ def read_preset(name: str) -> dict[str, Any]:
     return tomllib.loads(found[name].read_text(encoding="utf-8"))
 
 
-def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values laid over others; another method takes nothing of the one below."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        same = key != "method" or "name" not in value or _kind(value["name"]) is _kind(below[key]["name"])
-        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) and same else value
-    return merged
-
-
-def _kind(name: str) -> type[Algorithm]:
-    return methods.find(name).kind
-
-
-def merge(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
-    """Nested values with ``key=value`` words laid over them; a new method name drops the old one's fields."""
-    merged: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in values.items()}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f"{word!r} is not key=value", remedy="Write for instance clients=10 or partition.alpha=0.1"
-            )
-        if key in ("method", "method.name"):
-            merged["method"] = {"name": value}
-            continue
-        *tables, last = key.split(".")
-        node = merged
-        for table in tables:
-            inner = node.setdefault(table, {})
-            if table == "method" and isinstance(inner, str):
-                inner = node[table] = {"name": inner}
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{key!r} has a part too many", f"{table} is a value, not a table")
-            node = inner
-        node[last] = value
-    return merged
-
-
 _SYNONYMS = {
     "alpha": "partition.alpha",
     "batch_size": "batch",
@@ -226,8 +219,19 @@ _SYNONYMS = {
 
 def _method(values: Mapping[str, Any]) -> Algorithm:
     values = dict(values)
-    entry = methods.find(str(values.pop("name", "fedavg")))
-    return _build(entry.kind, {**entry.preset, **values}, "method.")
+    name = str(values.pop("name", "fedavg"))
+    entry = methods.find(name)
+    known = {f.name for f in dataclasses.fields(entry.kind)}
+    for key in values:
+        if key not in known:
+            raise settings.unknown_field(key, name, entry.kind)
+    made = _build(entry.kind, {**entry.preset, **values}, "method.")
+    for key, value in entry.preset.items():
+        if getattr(made, key) != value:
+            found = f"method={name} with method.{key}={getattr(made, key)}"
+            plain = next(other for other, method in methods.METHODS.items() if method.kind is entry.kind)
+            raise ConfigError(found, f"it is {plain} with method.{key}={value}", f"Use method={plain}")
+    return made
 
 
 def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
@@ -238,6 +242,8 @@ def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
         if key not in known:
             if prefix + key in _SYNONYMS:
                 raise ConfigError(f"unknown key '{key}'", remedy=f"It is called '{_SYNONYMS[key]}' here")
+            if not prefix and key in methods.known():
+                raise ConfigError(f"unknown key '{key}'", "it is a method", f"Write method={key} method.FIELD=value")
             names = [f"{prefix}{name}" for name in known]
             raise ConfigError(
                 f"unknown key '{prefix}{key}'", remedy=nearest(prefix + key, names) if names else "It takes none"
@@ -332,3 +338,7 @@ def _check(e: Experiment) -> None:
     need(e.image_size >= 0, "image_size", "it is a side in pixels", "Use 0 to leave images as they are")
     need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
     check_policy(e.norm)
+
+
+KEYS = frozenset(key for key in settings.dotted(Experiment().to_dict()) if not key.startswith(settings.FIELD))
+"""All keys but a method's own, dotted."""

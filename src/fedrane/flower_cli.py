@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from fedrane import effects
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.terminal import Words, experiment_of, write_line
+from fedrane.terminal import Words, experiment_of, note, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"
@@ -120,10 +121,12 @@ def new_command(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", "an app is written into a folder of its own", "Name another one")
     rows = as_dataset(experiment, None)
-    experiment = experiment.replace(
+    resolved = experiment.replace(
         model=automatic_model(experiment.model, rows.shape),
         partition=experiment.partition.resolved(rows.client is not None),
     )
+    experiment, unused = effects.settle(resolved.set_by(experiment.origin))
+    note(unused)
     experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     package = "app_" + name.replace("-", "_")

@@ -31,6 +31,8 @@ except ImportError:  # not a Unix: the folder is not locked there
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 FACTS, PARTITION, SESSIONS = "facts.json", "partition.npz", "sessions.json"
 CODE, CALIBRATION = "code", "calibration.json"
+COMPARISON = "comparison.json"
+"""In the folder above those of a comparison's methods: the labels that they were given, by folder."""
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
@@ -123,6 +125,12 @@ class Folder:
             raise CheckpointError(f"{path} is missing", "the run did not get so far", "Resume the run") from error
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def label(self) -> str:
+        """What a comparison called the method of this run; empty where that is its name, or there was none."""
+        above = self.path.resolve().parent
+        return read_labels(above.parent).get(above.name, "")
 
     @property
     def finished(self) -> bool:
@@ -329,3 +337,14 @@ def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[st
 
 def as_state(nested: dict[str, Any]) -> State:
     return State(Model(nested["model"]["params"], nested["model"]["stats"]), nested["extra"])
+
+
+def read_labels(comparison: Path) -> dict[str, str]:
+    """The labels of a comparison's methods, by the names of their folders; none where there was no comparison."""
+    if not (comparison / COMPARISON).is_file():
+        return {}
+    found = Folder(comparison).read_json(COMPARISON)
+    labels = found.get("labels") if isinstance(found, dict) else None
+    if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
+        raise CheckpointError(f"{comparison / COMPARISON} does not tell labels")
+    return labels

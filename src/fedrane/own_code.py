@@ -15,9 +15,10 @@ from typing import Any
 
 from fedrane import loading, sources
 from fedrane.errors import CheckpointError, ConfigError
-from fedrane.experiment import Experiment, dotted, read_toml
+from fedrane.experiment import Experiment, read_toml
 from fedrane.files import write_atomically
 from fedrane.folder import CODE, CONFIG, FACTS, Folder
+from fedrane.settings import dotted
 
 KEYS = ("method.name", "model")
 """The settings that may name code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, engines, loading, models, own_code, sessions, sources, timing, tree
+from fedrane import data, effects, engines, loading, models, own_code, sessions, settings, sources, timing, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.calibration import Calibration, calibrate
 from fedrane.data import partition as partitions
@@ -27,10 +28,11 @@ from fedrane.engines import Engine, Trained
 from fedrane.engines.processes import impossible
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
-from fedrane.experiment import PYTHON, Experiment, dotted, read_toml
+from fedrane.experiment import PYTHON, Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
 from fedrane.predictor import Inputs, Models
+from fedrane.settings import dotted
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
 from fedrane.threads import cores, limited
@@ -95,7 +97,9 @@ def run(
     with ExitStack() as cleanup:
         most = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
         rows = as_dataset(experiment, dataset)
-        experiment = resolve(experiment, rows, dataset is not None, model is not None)
+        experiment, unused = settled(experiment, rows, dataset is not None, model is not None)
+        for callback, text in itertools.product(callbacks, settings.told(unused)):
+            callback.message(text)
         partition = make_partition(experiment, rows)
         experiment = experiment.replace(clients=len(partition.clients))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
@@ -373,7 +377,15 @@ def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bo
         "precision": automatic_precision(experiment.precision, device),
         "partition": experiment.partition.resolved(rows.client is not None),
     }
-    return experiment.replace(**changes)
+    return experiment.replace(**changes).set_by(experiment.origin)
+
+
+def settled(
+    experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool
+) -> tuple[Experiment, list[settings.Notice]]:
+    """The experiment resolved, and without what can have no effect on these rows, this network and this device."""
+    made, unused = effects.settle(resolve(experiment, rows, own_data, own_model))
+    return resolve(made, rows, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
 
 
 def _absolute(name: str, rows: Dataset) -> str:
@@ -408,9 +420,13 @@ def automatic_precision(name: str, device: torch.device) -> str:
 
 
 def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
-    """How many clients there are is the experiment's to say, unless the data or a saved partition know."""
+    """How many clients there are is the experiment's to say, unless the data or a saved partition know.
+
+    A number that was asked for must then be theirs.
+    """
     how = experiment.partition
-    clients = 0 if how.file or how.kind == "natural" else experiment.clients
+    asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
+    clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
     return partitions.partition(rows.y, len(rows.classes), clients, how, experiment.seed, rows.client)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -14,26 +14,60 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedrane import display
+from fedrane import display, effects
 from fedrane.errors import ConfigError
-from fedrane.experiment import Experiment, merge, read_toml
+from fedrane.experiment import Experiment
 from fedrane.run import Callback
+from fedrane.settings import Notice, parse, told
 
 INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
 
 
 def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experiment:
-    """What a file and the words laid over it ask for."""
+    """What a file and the words laid over it ask for; what of the file is not used is said."""
+    (experiment,) = experiments_of(words, lambda given: {"": given}, data_root).values()
+    return experiment
+
+
+def experiments_of(
+    words: Sequence[str] | None, share: Callable[[dict[str, str]], Mapping[str, Mapping[str, str]]], data_root: str = ""
+) -> dict[str, Experiment]:
+    """What a file and the words laid over it ask for, where ``share`` says whose words each are.
+
+    What of the file none of them uses is said on standard error.
+    """
     words = list(words or [])
     files = [word for word in words if word.endswith(".toml") and "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Lay words over it")
-    words = [word for word in words if word not in files]
-    values = read_toml(Path(files[0])) if files else {}
-    if data_root:
-        words.append(f"data_root={Path(data_root).resolve()}")
-    return Experiment.from_dict(merge(values, words))
+    given = parse(with_data_root([word for word in words if word not in files], data_root))
+    made: dict[str, Experiment] = {}
+    unused: list[list[Notice]] = []
+    for label, mine in share(given).items():
+        asked, notices = Experiment.asked([f"{k}={v}" for k, v in mine.items()], Path(files[0]) if files else None)
+        made[label], idle = effects.settle(asked)
+        unused.append(notices + idle)
+    note(notice for notice in unused[0] if all(_about(notice, other) for other in unused))
+    return made
+
+
+def note(notices: Iterable[Notice]) -> None:
+    """What is not used, on standard error."""
+    for text in told(notices):
+        say(console_for(True), f"note: {text}")
+
+
+def _about(notice: Notice, others: Iterable[Notice]) -> bool:
+    return any((notice.source, notice.key) == (other.source, other.key) for other in others)
+
+
+def with_data_root(words: Sequence[str], data_root: str) -> list[str]:
+    """The words with the folder that ``--data-root`` names, as a path that holds from anywhere."""
+    if not data_root:
+        return list(words)
+    same = [w for w in words if w.startswith("data_root=") and Path(w[10:]).resolve() == Path(data_root).resolve()]
+    return [*(word for word in words if word not in same), f"data_root={Path(data_root).resolve()}"]
 
 
 class Stop:
@@ -71,12 +105,13 @@ def console_for(as_json: bool) -> Console:
 
 @contextmanager
 def watching(
-    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = ""
+    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = "", who: Mapping[str, str] = {}
 ) -> Iterator[list[Callback]]:
+    """What shows a run: with ``label`` before its lines, or ``who`` among the facts of its lines of JSON."""
     watch: list[Callback] = [display.TensorBoard(board)] if board else []
     live: display.Live | None = None
     if as_json:
-        watch.append(display.JsonLines(write_line))
+        watch.append(display.JsonLines(write_line, who))
     elif quiet:
         watch.append(display.Messages(console))
     elif console.is_terminal:

@@ -25,6 +25,7 @@ from fedrane.engines.flower import Fleet, TooFew
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower_app import App, Settings, client, models, serve
 from fedrane.methods import METHODS
+from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
@@ -362,6 +363,20 @@ def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
     for words in (["new", str(tmp_path / "app")], ["certs", str(tmp_path / "app")]):
         result = CliRunner().invoke(command, ["flower", *words])
         assert isinstance(result.exception, ConfigError)
+
+
+def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
+    """What is asked for arrives, or is an error before anything is written."""
+    federation = Federation(tmp_path, **{"method.strength": 5, "method": "fedprox"})
+    assert federation.app.experiment.algorithm == FedProx(5.0)
+    x, y = np.zeros((12, 3), np.float32), np.arange(12) % 2
+    np.savez(tmp_path / "owned.npz", x=x, y=y, client=np.arange(12) % 3)
+    owned = f"dataset={tmp_path / 'owned.npz'}"
+    for words in (["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]):
+        result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), *words])
+        assert isinstance(result.exception, ConfigError | DataError), words
+        assert words[-1].partition("=")[0] in str(result.exception)
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:

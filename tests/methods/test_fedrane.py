@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Callback, Done, Experiment, Work, tree
+from fedrane import Done, Experiment, Work, tree
 from fedrane.conformance import states
 from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
@@ -20,7 +20,7 @@ from fedrane.methods.fedrane import FedRANE
 from fedrane.ops import graph, nash
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
-from problems import quick, task_of
+from problems import Listener, quick, task_of
 
 PLAIN: dict[str, Any] = {"head": "linear", "loss": "ce"}
 
@@ -391,14 +391,6 @@ class Sabotaged(FedRANE):
         return done._replace(up=tree.scale(done.up, broken), own=tree.scale(done.own, broken))
 
 
-class Listener(Callback):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.heard.append(text)
-
-
 def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
     listener = Listener()
     result = fedrane.run(quick(method=Sabotaged(), rounds=2), callbacks=[listener])
@@ -430,7 +422,8 @@ def test_the_preset_holds_for_the_ablations() -> None:
         e = Experiment.from_words(words)
         assert (e.algorithm.length, e.algorithm.lra and e.algorithm.gne) == ("ball", False)
     assert Experiment.from_dict({"preset": "paper", "method": "fedrane"}).algorithm.length == "ball"
-    assert Experiment.from_words(["preset=paper", "method=fedavg"]).method_name == "fedavg"
+    with pytest.warns(UserWarning, match=r"preset=paper: method\.length=ball is not used: .* the method is fedavg"):
+        assert Experiment.from_words(["preset=paper", "method=fedavg"]).method_name == "fedavg"
 
 
 def test_a_frozen_head_cannot_be_bargained_over() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Callback, conformance, tree
+from fedrane import conformance, tree
 from fedrane.conformance import network, states
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
@@ -24,7 +24,7 @@ from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.spherefed import Calibration, SphereFed
 from fedrane.ops.sphere import Moments, squared_error, unit
 from fedrane.task import Batch, State, one_hot
-from problems import DOUBLE, dense, federation, quick, table
+from problems import DOUBLE, Listener, dense, federation, quick, table
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {"dense": (dense, "2"), "normalised": (network(), "head")}
 SPLITS: list[tuple[list[list[int]], int]] = [
@@ -166,14 +166,6 @@ def test_it_is_fedrane_without_its_two_parts(settings: dict[str, Any]) -> None:
     )
     same_bytes(states(mine), states(other))
     assert untimed(mine.history) == untimed(other.history)
-
-
-class Listener(Callback):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.heard.append(text)
 
 
 def test_policies_under_which_features_are_not_one_function() -> None:

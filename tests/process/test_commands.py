@@ -15,6 +15,8 @@ from PIL import Image
 import fedrane as library
 from fedrane import conformance, data, methods
 from fedrane.folder import CALIBRATION
+from fedrane.methods.fedprox import FedProx
+from fedrane.report.runs import gather
 from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
@@ -60,6 +62,24 @@ def test_run_of_a_file_with_words_over_it(fedrane: Driver, tmp_path: Path) -> No
     assert (found.partition.alpha, found.partition.minimum, found.seed) == (0.7, 20, 0)
     assert fedrane("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "again").status == 0
     same_run(tmp_path / "run", tmp_path / "again")
+
+
+def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path: Path) -> None:
+    """One line says what of the file is not used; the configuration that is kept runs again without a word."""
+    (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n[partition]\nalpha = 0.1\n')
+    for method, said in (("fedprox", 0), ("fedavg", 1)):
+        words = (*WORDS, f"method={method}", "--out", method)
+        ended = fedrane("run", "c.toml", *words, cwd=tmp_path)
+        assert (ended.status, ended.stderr.count("\n")) == (0, said), ended.stderr
+        assert library.Experiment.from_toml(tmp_path / method / "config.toml").method_name == method
+        again = fedrane("run", f"{method}/config.toml", "--out", f"{method}-again", cwd=tmp_path)
+        assert (again.status, again.stderr) == (0, "")
+        same_run(tmp_path / method, tmp_path / f"{method}-again")
+    assert ended.stderr.startswith("note: c.toml: method.strength=5 is not used: meant for fedprox, and the method is")
+    assert library.Experiment.from_toml(tmp_path / "fedprox" / "config.toml").algorithm == FedProx(5.0)
+    ended = fedrane("run", "--json", "c.toml", *WORDS, "partition.kind=iid", cwd=tmp_path)
+    assert ended.stderr.startswith("note: c.toml: partition.alpha=0.1 is not used")
+    assert all(line["event"] in ("round", "end") for line in parsed(ended.stdout))
 
 
 def test_run_says_how_it_goes(fedrane: Driver, tmp_path: Path) -> None:
@@ -157,7 +177,8 @@ def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
 def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
     (tmp_path / "mine.py").write_text(OWN.read_text())
-    words = (*TINY, "model=mine.py:network", "model_head=classifier", "rounds=4")
+    tiny = [word for word in TINY if word != "model=mlp"]
+    words = (*tiny, "model=mine.py:network", "model_head=classifier", "rounds=4")
     assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
     assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
@@ -251,13 +272,62 @@ def test_compare_with_other_settings(fedrane: Driver, tmp_path: Path) -> None:
     assert not (tmp_path / "all" / "report.html").exists()
 
 
+def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None:
+    """Labels name the folders, the table's rows, the page's lines; the same command goes on after a kill."""
+    words = (*WORDS, "lr=0.5", "weak.strength=0.1", "strong.strength=10", "strong.lr=0.05", "seed=1")
+    command = ("compare", "--methods", "weak=fedprox,strong=fedprox,fedavg", "--out", "all", *words)
+    assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert [line.name for line in gather([tmp_path / "all"])[0]] == ["weak"], "known as soon as there is a run"
+    alone = fedrane("resume", "all/weak/seed-1", cwd=tmp_path)
+    assert any(line.split()[:1] == ["weak"] for line in alone.stdout.splitlines()), "its row in the table"
+    ended = fedrane(*command, cwd=tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert "strong, seed 1 round 3/3" in ended.stdout
+    assert "weak, seed 1 round" not in ended.stdout
+    for label, method in (("weak", FedProx(0.1)), ("strong", FedProx(10.0))):
+        found = library.Experiment.from_toml(tmp_path / "all" / label / "seed-1" / "config.toml")
+        assert (found.algorithm, found.lr) == (method, 0.05 if label == "strong" else 0.5)
+    table = (tmp_path / "all" / "table.md").read_text()
+    assert [line.split()[1] for line in table.splitlines() if line.startswith("| ")][2:] == ["weak", "strong", "fedavg"]
+    assert "weak is fedprox (strength=0.1, lr=0.5); strong is fedprox (strength=10.0, lr=0.05)" in table
+    lines, notes = gather([tmp_path / "all"])
+    assert sorted(line.name for line in lines) == ["fedavg", "strong", "weak"]
+    assert not notes
+    assert "strong" in (tmp_path / "all" / "report.html").read_text()
+    refused = fedrane(*command[:-4], "weak.strength=0.2", "seed=1", cwd=tmp_path)
+    assert "all/weak/seed-1 holds a run with method.strength=0.1, not 0.2" in refused.stderr
+    more = fedrane(
+        "compare", "--json", "--no-report", "--methods", "third=fedprox", "--out", "all", *WORDS, cwd=tmp_path
+    )
+    told = parsed(more.stdout)
+    assert {line["label"] for line in told if line["event"] in ("round", "end")} == {"third"}
+    assert list(told[-1]["runs"]) == ["third"]
+    names = {line.name for line in gather([tmp_path / "all"])[0]}
+    assert names == {"fedavg", "strong", "weak", "third"}, "those of before keep their labels"
+
+
+def test_compare_with_a_file_of_one_of_the_methods(fedrane: Driver, tmp_path: Path) -> None:
+    """Its fields go to that method; nothing is said unless nobody has a use for them."""
+    (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n')
+    for names, said in (("fedavg,fedprox", 0), ("fedavg,local", 1)):
+        ended = fedrane("compare", "c.toml", "--no-report", "--methods", names, "--out", names, *WORDS, cwd=tmp_path)
+        assert (ended.status, ended.stderr.count("note: c.toml: method.strength=5 is not used")) == (0, said)
+    found = library.Experiment.from_toml(tmp_path / "fedavg,fedprox" / "fedprox" / "seed-0" / "config.toml")
+    assert found.algorithm == FedProx(5.0)
+
+
 def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver, tmp_path: Path) -> None:
     """Called again it trains nothing: neither where the rows have owners nor where a partition was saved."""
     owners = np.arange(len(DIGITS.y)) % 6
     np.savez(tmp_path / "mine.npz", x=DIGITS.x, y=DIGITS.y, client=owners, classes=np.array(DIGITS.classes))
     assert fedrane("partition", "dataset=digits", "clients=5", "--save", "p.npz", cwd=tmp_path).status == 0
     quick = ("--methods", "fedavg", "--no-report", "rounds=1", "epochs=1", "model=mlp")
-    for words in (("dataset=mine.npz", "--out", "owned"), ("partition.file=p.npz", "--out", "saved")):
+    (tmp_path / "c.toml").write_text("[partition]\nalpha = 0.1\n")
+    for words in (
+        ("dataset=mine.npz", "--out", "owned"),
+        ("c.toml", "dataset=mine.npz", "--out", "owned-too"),
+        ("partition.file=p.npz", "--out", "saved"),
+    ):
         for _ in range(2):
             ended = fedrane("compare", *quick, *words, cwd=tmp_path)
             assert ended.status == 0, ended.stderr

@@ -51,6 +51,15 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["partition.kind=dirichelt"], ["dirichelt", "'dirichlet'"]),
         (["partition.file=nowhere.npz"], ["nowhere.npz"]),
         (["schedule.kind=cosin"], ["cosin", "'cosine'"]),
+        (["method.nonsense=5", "method=fedprox"], ["method.nonsense", "fedprox has no such field"]),
+        (["method=scaffold", "method.strength=5"], ["scaffold has no such field", "fedprox"]),
+        (["lr=1", "lr=2"], ["lr is 1 and 2"]),
+        (["data_root=a", "--data-root", "b"], ["data_root is a and"]),
+        (["fedprox.strength=1"], ["'fedprox'", "method.FIELD"]),
+        (["partition.shards=2"], ["partition.shards=2 would have no effect", "partition.kind=shards"]),
+        (["schedule.every=2"], ["schedule.every=2", "schedule.kind is constant"]),
+        (["model_head=fc"], ["model_head=fc", "network of your own"]),
+        (["method=fedrane-wo-lra", "method.contrast=0.2"], ["method.contrast=0.2", "method.lra=True"]),
         (["device=warp"], ["device=warp", "device=cpu"]),
         (["fedavg"], ["'fedavg'", "key=value"]),
         (["nowhere.toml"], ["nowhere.toml", "no file"]),
@@ -75,7 +84,14 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["--methods", "fedavg,fedpr"], ["fedpr"]),
         (["--methods", ","], ["--methods"]),
         (["--seeds", "0"], ["--seeds"]),
-        (["--methods", "local", "fedavg.glide=1"], ["fedavg"]),
+        (["--methods", "local", "fedavg.glide=1"], ["fedavg is not among the methods", "local"]),
+        (["--methods", "fedavg,fedprox", "method.strength=1"], ["fedavg has no such field", "fedprox.strength=1"]),
+        (["--methods", "fedprox,fedprox"], ["fedprox stands twice", "a=fedprox,b=fedprox"]),
+        (["--methods", "a=fedprox,b=fedprox"], ["a and b are the same experiment", "b.FIELD=value"]),
+        (["--methods", "a=fedprox,b=fedavg", "a.clients=3"], ["a.clients=3", "same rows"]),
+        (["--methods", "a=fedprox,b=fedavg", "a.partition.alpha=3"], ["a.partition.alpha=3", "same rows"]),
+        (["--methods", "lr=fedprox"], ["'lr'", "already names"]),
+        (["--methods", "fedavg", "method=local"], ["method=local", "--methods"]),
         (["dataset=fmist"], ["'fmnist'"]),
         (["dataset=digits", "engine=stackd"], ["'stacked'"]),
     ],
@@ -210,5 +226,5 @@ def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: b
 
 def test_training_that_diverges(fedrane: Driver, tmp_path: Path) -> None:
     """The last finite model is kept."""
-    ended = fedrane("run", "--quiet", "--out", tmp_path / "run", *WORDS, "rounds=30", "lr=1e30")
+    ended = fedrane("run", "--quiet", "--out", tmp_path / "run", *TINY, "rounds=30", "lr=1e30")
     refused(ended, "no longer finite", "lr")

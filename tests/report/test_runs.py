@@ -119,3 +119,18 @@ def test_what_is_no_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
         with pytest.raises(FedraneError, match="holds no run"):
             gather([path])
+
+
+def test_labels_of_a_comparison_name_its_lines(tmp_path: Path) -> None:
+    """Also where one of its folders alone is asked for; two of one label are told apart as namesakes are."""
+    for out, lr in (("one", 0.1), ("two", 0.5)):
+        folders.simple(tmp_path / out / "weak" / "seed-0", lr=lr)
+        folders.simple(tmp_path / out / "fedavg" / "seed-0", lr=lr, momentum=0.9)
+        (tmp_path / out / "comparison.json").write_text('{"labels": {"weak": "weak"}}')
+    assert [line.name for line in gather([tmp_path / "one"])[0]] == ["fedavg", "weak"]
+    assert [line.name for line in gather([tmp_path / "one" / "weak"])[0]] == ["weak"]
+    both = [tmp_path / out / "weak" for out in ("one", "two")]
+    assert [line.name for line in gather(both)[0]] == ["weak (lr=0.1)", "weak (lr=0.5)"]
+    (tmp_path / "one" / "comparison.json").write_text('{"labels": ["weak"]}')
+    with pytest.raises(FedraneError, match=r"comparison\.json does not tell labels"):
+        gather([tmp_path / "one"])

@@ -22,7 +22,8 @@ def sweep(tmp_path: Path) -> Callable[..., Sweep]:
     def make(name: str = "table-gfl", words: tuple[str, ...] = (), retry: bool = False, **choice: Any) -> Sweep:
         asked = {"datasets": ("digits",), "alphas": (0.5,), "seeds": (0,), "methods": ("fedavg",)} | choice
         (target,) = targets(name)
-        quick = [word for word in QUICK if not target.vary or not word.startswith(target.vary)]
+        taken = {target.vary, *(word.partition("=")[0] for word in words)}
+        quick = [word for word in QUICK if word.partition("=")[0] not in taken]
         wanted = cells(target, Choice(words=(*quick, *words), **asked))
         return Sweep(wanted, Store(tmp_path / "results"), tmp_path / "cells", retry=retry)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedrane import effects
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, DataError
 from fedrane.experiment import Experiment
@@ -23,6 +24,7 @@ from fedrane.reproduce.targets import (
     settings_of,
     targets,
 )
+from fedrane.settings import flat
 
 OWN = Path(__file__).with_name("own.py")
 
@@ -85,8 +87,46 @@ def test_words_go_to_all_rows_or_to_one() -> None:
         cells(target, Choice(words=("dataset=digits",)))
     with pytest.raises(ConfigError, match="--seeds"):
         cells(target, Choice(words=("fedavg.seed=7",)))
-    with pytest.raises(ConfigError, match=r"ditto is not among the rows\. There are: fedprox"):
+    with pytest.raises(ConfigError, match=r"ditto is not among the methods\. There are: fedprox"):
         cells(target, Choice(methods=("fedprox",), words=("ditto.strength=1",)))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("epochs=1", "epochs=2"), "epochs is 1 and 2"),
+        (("method.strength=1",), r"fedavg has no such field.*fedprox\.strength=1"),
+        (("preset=paper",), "settings of their own"),
+        (("partition.shards=3",), "partition.shards=3 would have no effect"),
+        (("fedprox.strength=1", "fedprox.strength=2"), "a key has one value"),
+    ],
+)
+def test_words_that_would_vanish_are_refused(words: tuple[str, ...], said: str) -> None:
+    (target,) = targets("table-gfl")
+    with pytest.raises(ConfigError, match=said):
+        cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
+
+
+def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path) -> None:
+    """It then only names the column; the run says that it is not used."""
+    (tmp_path / "p.npz").write_bytes(b"")
+    (target,) = targets("table-gfl")
+    words = (f"partition.file={tmp_path / 'p.npz'}",)
+    (cell,) = cells(target, Choice(("digits",), (0.1,), ("fedavg",), (0,), words))
+    assert cell.experiment is not None
+    settled, notices = effects.settle(cell.experiment)
+    assert [(n.source, n.key, n.value) for n in notices] == [("table-gfl", "partition.alpha", 0.1)]
+    assert settled.partition.alpha == 0.5
+    assert cell.settings["partition.alpha"] == 0.1, "what it is recorded under stays"
+
+
+@pytest.mark.parametrize("name", known())
+def test_no_shipped_setting_is_without_effect(name: str) -> None:
+    (target,) = targets(name)
+    for cell in cells(target, Choice(seeds=(0,))):
+        assert cell.experiment is not None
+        plain = cell.experiment.set_by(dict.fromkeys(flat(cell.experiment.to_dict()), "shipped"))
+        assert effects.settle(plain)[1] == [], cell.name
 
 
 def test_a_user_s_own_method_stands_among_them() -> None:

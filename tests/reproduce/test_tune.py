@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedrane import effects
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError
@@ -177,6 +178,41 @@ def test_grids() -> None:
             tune.grid_of("fedprox", (mistake,))
     with pytest.raises(ConfigError, match="unknown key"):
         tune.trials("fedprox", PLACE, {"method.strenght": (1,)}, Choice(words=WORDS), 0.2)
+
+
+def test_a_word_takes_the_place_of_a_key_s_values_in_the_grid() -> None:
+    """And is part of what is found, so that reproduce uses it too."""
+    choices = tune.for_each(
+        ("fedprox", "ditto"), Choice(words=(*WORDS, "lr=0.3", "fedprox.strength=1", "ditto.lr=0.2"))
+    )
+    grid = tune.grid_of("fedprox", (), choices["fedprox"].words)
+    assert grid == {"lr": ("0.3",), "method.strength": ("1",)}
+    (trial,) = tune.trials("fedprox", PLACE, grid, choices["fedprox"], 0.2)
+    assert trial.values == {"lr": 0.3, "method.strength": 1.0}
+    assert tune.grid_of("ditto", (), choices["ditto"].words) == {
+        "lr": ("0.2",),
+        "method.strength": (0.1, 0.5, 1.0, 2.0),
+    }
+    for own in (("lr=1,2",), ("method.strength=1", "method.strength=2")):
+        with pytest.raises(ConfigError, match="a key is set once"):
+            tune.grid_of("fedprox", own, ("lr=0.3",))
+    with pytest.raises(ConfigError, match="a key has one value"):
+        tune.trials("fedprox", PLACE, {"lr": (0.1,)}, Choice(words=(*WORDS, "lr=0.3")), 0.2)
+
+
+def test_a_field_without_effect_is_not_tuned() -> None:
+    assert tune.grid_of("fedrane-wo-lra", ()) == {"lr": tune.RATES}
+    assert len(tune.grid_of("fedrane-wo-gne", ())) == 3
+
+
+def test_a_trial_s_own_partition_is_not_held_against_the_words() -> None:
+    """The clients of a trial's rows are given; what was set of the partition has decided on them before."""
+    choice = Choice(seeds=(0,), words=(*WORDS, "partition.minimum=12"))
+    (trial,) = tune.trials("fedavg", Place("digits", 0.1), {"lr": (0.1,)}, choice, 0.2)
+    experiment = trial.cells[0].experiment
+    assert experiment is not None
+    assert effects.settle(experiment) == (experiment, [])
+    assert (trial.wanted[0].partition.minimum, trial.wanted[0].partition.alpha) == (12, 0.1)
 
 
 def test_every_grid_is_of_fields_and_can_be_tried() -> None:

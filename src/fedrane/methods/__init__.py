@@ -130,11 +130,8 @@ def _load(name: str, version: str) -> type[Algorithm]:
 def _checked(kind: Any, name: str) -> type[Algorithm]:
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise ConfigError(f"{name} is not a method", "it must derive from fedrane.Algorithm", "See CONTRIBUTING.md")
-    if "__dataclass_fields__" not in vars(kind) and set(vars(kind).get("__annotations__", ())) - {
-        "answers",
-        "grid",
-        "trains_model",
-    }:
+    annotated = set(vars(kind).get("__annotations__", ())) - {"answers", "grid", "needs", "trains_model"}
+    if "__dataclass_fields__" not in vars(kind) and annotated:
         raise ConfigError(
             f"{name} has annotated fields but is not a dataclass",
             "its hyper-parameters could not be set or written down",

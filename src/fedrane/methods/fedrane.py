@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Outcome
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Needs, Outcome
 from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import graph, nash, sphere
 from fedrane.ops.contrast import discrimination
@@ -31,6 +31,7 @@ class FedRANE(Algorithm):
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
+    needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.SCALE_NEEDS}
     lra: bool = True
     relation: float = 0.1  # λ_R
     alternations: int = 5
@@ -102,8 +103,7 @@ class FedRANE(Algorithm):
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
         net = task.answering(model, live)
         z = self._place(net.body(x))
-        relational = self.lra and self.predict_on == "relational"
-        return self._scores(net, self._augment(net, z, live)[0] if relational else z)
+        return self._scores(net, self._augment(net, z, live)[0] if self.lra and self.predict_on == "relational" else z)
 
     def _place(self, z: Tensor) -> Tensor:
         return sphere.unit(z) if self.head == "orthonormal" else z

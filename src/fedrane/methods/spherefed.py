@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Grid, Outcome, Work
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Grid, Needs, Outcome, Work
 from fedrane.errors import check_ranges
 from fedrane.ops import sphere
 from fedrane.task import Batch, Client, Context, Model, Net, State, Task
@@ -38,6 +38,7 @@ class SphereFed(Algorithm):
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"ridge": (1e-4, 1e-3, 1e-2)}
+    needs: ClassVar[Needs] = {"calibrate=True": ("ridge",)}
 
     calibrate: bool = True
     ridge: float = 1e-3  # ρ

@@ -108,3 +108,5 @@ class ResNet18(nn.Module):
 
 
 MODELS = {"mlp": mlp, "convnet": convnet, "resnet18": resnet18, "resnet18-cifar": resnet18_cifar}
+WITHOUT_NORM = ("mlp", "convnet")
+"""Those that have no BatchNorm."""

@@ -40,6 +40,11 @@ MOST = 10
 """Alternations of the paper's form after which float64 still has digits left."""
 ATTENTIONS = ("softmax", "dot")
 FACTS = ("degree", "rank", "homophily", "change")
+FIELDS = (
+    *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
+    *("contrast", "temperature", "augmented", "predict_on"),
+)
+"""A method's fields that say how rows are related and what is made of it."""
 
 
 class Relations(NamedTuple):

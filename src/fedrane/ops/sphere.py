@@ -33,6 +33,8 @@ class OrthonormalHead(nn.Linear):
 
 
 HEADS = ("orthonormal", "linear", "mlp")
+SCALE_NEEDS = {"head=orthonormal": ("scale",), "loss=ce": ("scale",)}
+"""When a method's field ``scale``, of the scores of unit features, has an effect."""
 
 
 def with_head(task: Task, head: str) -> Task:

@@ -20,8 +20,9 @@ from fedrane.report import measures, plots
 from fedrane.report.features import Points
 from fedrane.report.measures import ANSWERS, COSINE, Grid
 from fedrane.report.plots import Plot
-from fedrane.report.runs import NAME, Line, differing
+from fedrane.report.runs import Line, differing
 from fedrane.report.style import class_colours, colour, dash, duration, listed, size
+from fedrane.settings import NAME
 
 MOST_NAMED_CLASSES = 30
 """Beyond, a legend of classes helps nobody."""

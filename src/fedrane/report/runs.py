@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import REMOTE, dotted, read_toml
+from fedrane.experiment import REMOTE, read_toml
 from fedrane.folder import CONFIG, FACTS, METRICS, Folder
+from fedrane.settings import NAME, dotted
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
 UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every", "threads"})
 """Settings that tell no two experiments apart."""
-NAME = "method.name"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,8 @@ class Run:
 
     deviations: tuple[str, ...] = ()
     """Why its result is not that of a run of its settings."""
+    label: str = ""
+    """What a comparison called it, if not by its method."""
 
     @property
     def knows_classes(self) -> bool:
@@ -124,7 +126,7 @@ def read(folder: Folder) -> Run:
     if labels.ndim != 2 or labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
     deviations = tuple(map(str, facts.get("deviations", ())))
-    return Run(folder.path, settings, history, folder.finished, classes, labels, deviations)
+    return Run(folder.path, settings, history, folder.finished, classes, labels, deviations, folder.label)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
@@ -136,7 +138,8 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
             same[0].append(run)
         else:
             groups.append([run])
-    for group, name in zip(groups, names([group[0].settings for group in groups]), strict=True):
+    first = [group[0] for group in groups]
+    for group, name in zip(groups, names([r.settings for r in first], [r.label for r in first]), strict=True):
         whole = [run for run in group if run.finished]
         for run in (run for run in group if not run.finished):
             done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
@@ -144,13 +147,14 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
         yield Line(name, tuple(sorted(whole or group, key=lambda run: run.seed)))
 
 
-def names(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each one's method, with what tells it apart from others of that method.
+def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) -> list[str]:
+    """Each one's label, or its method, with what tells it apart from others of that name.
 
     >>> names([{"method.name": "fedavg", "lr": 0.1}, {"method.name": "fedavg", "lr": 0.5}, {"method.name": "local"}])
     ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']
     """
-    short = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    plain = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    short = [label or name for label, name in zip(labels or plain, plain, strict=True)]
     told = []
     for name, settings in zip(short, experiments, strict=True):
         namesakes = [other for other, its in zip(experiments, short, strict=True) if its == name]

@@ -36,7 +36,7 @@ from fedrane.reproduce.targets import (
     targets,
 )
 from fedrane.run import Callback
-from fedrane.terminal import INTERRUPTED, Stop, console_for, say, show, watching, write_line
+from fedrane.terminal import INTERRUPTED, Stop, console_for, say, show, watching, with_data_root, write_line
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[key=value …]", show_default=False)]
 Dataset = Annotated[str, typer.Option("--dataset", help="Names with commas; others than the target's stand in.")]
@@ -164,7 +164,8 @@ def tune_command(
 ) -> None:
     """Look for a method's best settings on validation rows, never on test rows, and write them for reproduce --tuned.
 
-    The grid is the method's own, with learning rates. What was tried is kept; the same command goes on after a stop.
+    The grid is the method's own, with learning rates; with a word such as lr=0.1 that value alone is tried of its key.
+    What was tried is kept; the same command goes on after a stop.
     """
     console = console_for(False)
     if measure not in tune.MEASURES:
@@ -182,27 +183,31 @@ def tune_command(
     with tune.open_for_more(tuned):
         pass  # what cannot be added to is told before the trials, not after
     written, failed = False, False
+    chosen = tune.for_each(tuned_methods, choice)
+    planned = [  # all of them at first, so that a mistake is told before the first trial
+        (method, place, tune.trials(method, place, tune.grid_of(method, grid or (), each.words), each, validation))
+        for method, each in chosen.items()
+        for place in places
+    ]
     with Stop(console).listening() as stop:
-        for method in tuned_methods:
-            for place in places:
-                found = tune.trials(method, place, tune.grid_of(method, grid or ()), choice, validation)
-                every = [cell for trial in found for cell in trial.cells]
-                sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.Rows(found, validation))
-                if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
-                    say(console, f"stopped; the same command goes on from here ({results})")
-                    raise typer.Exit(INTERRUPTED)
-                if others := counts(sweep).get(ELSEWHERE):
-                    say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
-                    continue
-                try:
-                    best = tune.choose(sweep, found, place, measure)
-                except ConfigError as error:  # one method's trouble is not the others'
-                    say(console, str(error))
-                    failed = True
-                    continue
-                _show_trials(console, sweep, found, best)
-                tune.write(tuned, best)
-                written = True
+        for method, place, found in planned:
+            every = [cell for trial in found for cell in trial.cells]
+            sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.Rows(found, validation))
+            if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
+                say(console, f"stopped; the same command goes on from here ({results})")
+                raise typer.Exit(INTERRUPTED)
+            if others := counts(sweep).get(ELSEWHERE):
+                say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
+                continue
+            try:
+                best = tune.choose(sweep, found, place, measure)
+            except ConfigError as error:  # one method's trouble is not the others'
+                say(console, str(error))
+                failed = True
+                continue
+            _show_trials(console, sweep, found, best)
+            tune.write(tuned, best)
+            written = True
     if written:
         say(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
     if failed:
@@ -230,8 +235,7 @@ def _numbers(text: str, option: str, needed: bool = False) -> tuple[float, ...]:
 def _all_words(words: Sequence[str] | None, rounds: int | None, data_root: str) -> tuple[str, ...]:
     made = list(words or ())
     made += [f"rounds={rounds}"] if rounds is not None else []
-    made += [f"data_root={Path(data_root).resolve()}"] if data_root else []
-    return tuple(made)
+    return tuple(with_data_root(made, data_root))
 
 
 def _root_in(words: Sequence[str] | None) -> str:

@@ -20,8 +20,9 @@ from fedrane.files import write_atomically
 from fedrane.reproduce.records import device_name
 from fedrane.reproduce.store import DONE, Record
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Cell, Settings
+from fedrane.reproduce.targets import Cell
 from fedrane.run import Result, as_dataset, pick_device, run
+from fedrane.settings import Settings
 
 LIKE = ("method.name", "dataset", "model", "clients", "batch", "precision", "norm")
 """Two cells that agree in these are of one speed."""

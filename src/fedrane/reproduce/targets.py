@@ -18,11 +18,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedrane import engines, loading, methods, models, sources
+from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.experiment import Experiment, dotted, read_toml
+from fedrane.experiment import KEYS, Experiment, read_toml
 from fedrane.run import automatic_model
+from fedrane.settings import WORD, Settings, addressed, flat, nested, parse
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"
@@ -31,8 +32,8 @@ KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
 ELSEWHERE = ("data_root", "engine", "threads", "device", "checkpoint_every")
 """Keys of an experiment that say where and how it runs, and not what comes out."""
-Settings = dict[str, Any]
-"""An experiment's values by their dotted keys."""
+FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
+"""Keys of which a table has many values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,11 +241,6 @@ def row_names() -> list[str]:
     return sorted(path.name.removesuffix(".toml") for path in (FOLDER / "rows").iterdir())
 
 
-def flat(values: Mapping[str, Any]) -> Settings:
-    """Nested values by their dotted keys; a method's bare name is its ``method.name``."""
-    return {"method.name" if key == "method" else key: value for key, value in dotted(values).items()}
-
-
 # ---- the cells
 
 
@@ -285,7 +281,10 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
         for place in places
         for row in rows
     ]
-    _check_names([cell.experiment for cell in made if cell.experiment])
+    experiments = [cell.experiment for cell in made if cell.experiment]
+    _check_names(experiments)
+    for experiment in experiments:
+        effects.settle(experiment)  # a word without effect is an error now, and not a failure of each cell
     return made
 
 
@@ -336,7 +335,9 @@ def _cell(
         settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
         problem = f"method {values['method.name']!r} is not known here"
         return Cell(row, place, seed, settings, None, target.keeps, problem)
-    experiment = Experiment.from_words(f"{key}={value}" for key, value in values.items())
+    asked = dict.fromkeys((*target.settings, "partition.alpha", *([target.vary] if target.vary else [])), target.name)
+    by_word = dict.fromkeys((*words[""], *words.get(row.name, {})), WORD)
+    experiment = Experiment.from_dict(nested(values)).set_by(asked | by_word)
     return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
 
 
@@ -350,29 +351,17 @@ def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, place: Place) ->
 def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``: the method's field,
     or the experiment's."""
-    made: dict[str, Settings] = {"": {}}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{word!r} is not key=value", remedy="Write for instance epochs=1 or fedprox.strength=1")
-        mine = next((row for row in rows if key.startswith(row.name + ".")), None)
-        whose, meant = (mine.name, _of_one(mine, key.removeprefix(mine.name + "."))) if mine else ("", key)
-        if meant in ("method", "method.name", "dataset", "partition.alpha", "seed"):
-            raise ConfigError(f"{word} for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
-        if mine is not None:
-            made.setdefault(whose, {})[meant] = value
-        elif key.partition(".")[0] in row_names():
-            there = ", ".join(row.name for row in rows)
-            raise ConfigError(word, f"{key.partition('.')[0]} is not among the rows", f"There are: {there}")
-        else:
-            made[""][key] = value
-    return made
-
-
-def _of_one(row: Row, field: str) -> str:
-    method = str(row.settings["method.name"])
-    own = {f.name for f in fields(methods.find(method).kind)} if _is_here(method) else set()
-    return field if field not in own and field in {f.name for f in fields(Experiment)} else f"method.{field}"
+    given = parse(words, example="epochs=1 or fedprox.strength=1")
+    labels = {row.name: str(row.settings["method.name"]) for row in rows}
+    shared, own = addressed(given, labels, KEYS, row_names())
+    if strange := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
+        raise ConfigError(strange[0], "all rows of a table are on the same partitions", "Set it for all of them")
+    for key in (key for mine in (shared, *own.values()) for key in mine):
+        if key in FIXED:
+            raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
+        if key == "preset":
+            raise ConfigError("preset=… for a table", "its rows have settings of their own", "Leave it out")
+    return {"": dict(shared), **{name: dict(mine) for name, mine in own.items()}}
 
 
 # ---- what makes two cells the same

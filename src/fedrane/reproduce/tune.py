@@ -19,19 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from fedrane import loading, methods
+from fedrane import effects, loading, methods
 from fedrane.algorithm import GLOBAL, PERSONAL, Grid
 from fedrane.data import partition as partitions
 from fedrane.data import streams
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
-from fedrane.experiment import Experiment
+from fedrane.experiment import KEYS, Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.sheets import BEST
 from fedrane.reproduce.store import DONE, lock
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Cell, Choice, Place, Settings, Target, cells, flat, row
+from fedrane.reproduce.targets import Cell, Choice, Place, Target, cells, row
 from fedrane.run import as_dataset, make_partition
+from fedrane.settings import FIELD, Settings, addressed, flat, parse
 
 RATES = (0.01, 0.05, 0.1, 0.5)
 """Learning rates, which every method is tried with."""
@@ -62,18 +63,34 @@ class Tuned:
     trials: int
 
 
-def grid_of(method: str, own: Sequence[str]) -> Grid:
-    """The user's grid (``key=v1,v2``), or the method's with the learning rates."""
-    kind = methods.find(method).kind
+def grid_of(method: str, own: Sequence[str], words: Sequence[str] = ()) -> Grid:
+    """The user's grid (``key=v1,v2``), or the method's with the learning rates.
+
+    A key of the method's grid that is set by a word is tried with that value alone.
+    """
+    fixed = parse(words)
     if not own:
-        return {"lr": RATES, **{f"method.{name}": values for name, values in kind.grid.items()}}
+        entry = methods.find(method)
+        idle = effects.idle_fields(entry.kind(**entry.preset))
+        plain = {f"{FIELD}{name}": values for name, values in entry.kind.grid.items() if name not in idle}
+        return {key: (fixed[key],) if key in fixed else values for key, values in {"lr": RATES, **plain}.items()}
     grid: dict[str, tuple[Any, ...]] = {}
     for word in own:
         key, equals, values = word.partition("=")
         if not equals or not values:
             raise ConfigError(f"--grid {word!r} is not key=value,value", remedy="Write for instance --grid lr=0.05,0.1")
+        for also, how in ((fixed, f"the word {key}={fixed.get(key)}"), (grid, f"another --grid {key}=…")):
+            if key in also:
+                raise ConfigError(f"--grid {word} and {how}", "a key is set once", "Leave one of them out")
         grid[key] = tuple(values.split(","))
     return grid
+
+
+def for_each(names: Sequence[str], choice: Choice) -> dict[str, Choice]:
+    """What is asked for each of several methods: the words for all, and those for it alone."""
+    shared, own = addressed(parse(choice.words), {name: name for name in names}, KEYS)
+    words = {name: [f"{key}={value}" for key, value in (shared | mine).items()] for name, mine in own.items()}
+    return {name: replace(choice, words=tuple(words[name])) for name in names}
 
 
 def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: float) -> list[Trial]:
@@ -102,7 +119,7 @@ def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: fl
 
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
     """The cell as it is run on the rows that :func:`without_test` leaves; ``tune`` keeps it apart from a real one."""
-    inner = replace(wanted.partition, kind="natural", test=validation, file="")
+    inner = partitions.Partitioning(kind="natural", test=validation)
     settings = {**cell.settings, "tune": validation}
     return replace(cell, settings=settings, experiment=wanted.replace(partition=inner))
 

@@ -1,0 +1,147 @@
+"""Which settings have an effect under which others. This is the one place that says so.
+
+A setting that can have no effect is not passed over: from a word, or from Python, it is an error; from a file it is
+said and taken out, since words over the file may be what made it idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fedrane import models
+from fedrane.algorithm import Algorithm
+from fedrane.data import catalogue
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment
+from fedrane.settings import FIELD, PRESET, WORD, Notice
+
+
+class Rule(NamedTuple):
+    """A setting, when it has an effect, what it needs for one, and the settings that decide it."""
+
+    key: str
+    works: Callable[[Experiment], bool]
+    needs: str
+    deciding: Sequence[str]
+    settled: Sequence[str] = ()
+    """Values that a run may have put in place of ``auto``: nobody asked for them."""
+
+    def why(self, e: Experiment) -> str:
+        deciding = next(key for key in self.deciding if _get(e, key))
+        return f"that needs {self.needs}, and {deciding} is {_get(e, deciding)}"
+
+
+def _drawn(*kinds: str) -> Callable[[Experiment], bool]:
+    return lambda e: not e.partition.file and e.partition.kind in kinds
+
+
+ALPHA = ("dirichlet", "dirichlet-capped", "quantity")
+FALLING = ("step", "exponential")
+PARTITION = ("partition.file", "partition.kind")
+RULES = (
+    Rule(
+        "partition.kind", lambda e: not e.partition.file, "a partition that is drawn", PARTITION, ("natural", ALPHA[0])
+    ),
+    Rule("partition.alpha", _drawn("auto", *ALPHA), f"partition.kind={' or '.join(ALPHA)}", PARTITION),
+    Rule("partition.shards", _drawn("shards"), "partition.kind=shards", PARTITION),
+    Rule("partition.minimum", _drawn("auto", "iid", "shards", *ALPHA), "a partition that is drawn", PARTITION),
+    Rule(
+        "schedule.factor",
+        lambda e: e.schedule.kind in FALLING,
+        f"schedule.kind={' or '.join(FALLING)}",
+        ("schedule.kind",),
+    ),
+    Rule("schedule.every", lambda e: e.schedule.kind == "step", "schedule.kind=step", ("schedule.kind",)),
+    Rule("schedule.floor", lambda e: e.schedule.kind == "cosine", "schedule.kind=cosine", ("schedule.kind",)),
+    Rule(
+        "image_size",
+        lambda e: e.dataset not in catalogue.NAMES and not e.dataset.endswith(".npz"),
+        "a dataset that is a folder of images",
+        ("dataset",),
+    ),
+    Rule(
+        "model_head",
+        lambda e: e.model not in ("auto", *models.MODELS),
+        "a network of your own (model=path.py:function)",
+        ("model",),
+    ),
+    Rule(
+        "norm",
+        lambda e: e.model not in models.WITHOUT_NORM,
+        "a network with BatchNorm (model=resnet18, or your own)",
+        ("model",),
+    ),
+    Rule("precision", lambda e: (e.precision, e.device) != ("tf32", "cpu"), "a GPU", ("device",)),
+)
+
+
+def idle(e: Experiment) -> dict[str, str]:
+    """The settings that can have no effect, and why."""
+    found = {rule.key: rule.why(e) for rule in RULES if not rule.works(e)}
+    for name, need in idle_fields(e.algorithm).items():
+        other = need.partition("=")[0]
+        found[FIELD + name] = f"that needs {FIELD}{need}, and that is {getattr(e.algorithm, other)}"
+    return found
+
+
+def idle_fields(algorithm: Algorithm) -> dict[str, str]:
+    """The fields of a method that others of its fields leave without effect, and the condition each fails."""
+    found: dict[str, str] = {}
+    for condition, names in algorithm.needs.items():
+        field, _, values = condition.partition("=")
+        if strange := {field, *names} - {f.name for f in dataclasses.fields(algorithm)}:
+            found_in = f"{type(algorithm).__name__}.needs names {', '.join(sorted(strange))}"
+            raise ConfigError(found_in, "it is no field of the method", "Write for instance {'a=True': ('b',)}")
+        if str(getattr(algorithm, field)) not in values.split("|"):
+            found |= dict.fromkeys(names, condition.replace("|", " or "))
+    return found
+
+
+def settle(e: Experiment) -> tuple[Experiment, list[Notice]]:
+    """The experiment without values that can have no effect, and what is to be said of them."""
+    notices = []
+    for key, value, usual, why in list(_asked_in_vain(e)):
+        source = None if e.origin is None else e.origin.get(key)
+        if e.origin is None or source == WORD:
+            raise ConfigError(
+                f"{key}={_text(value)} would have no effect", why, f"Leave {key} out, or set what it needs"
+            )
+        if source and not source.startswith(PRESET):  # a preset's values were not written for this experiment
+            notices.append(Notice(source, key, value, why))
+        e = _with(e, key, usual)
+    return e, notices
+
+
+def _asked_in_vain(e: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
+    settled = {rule.key: rule.settled for rule in RULES}
+    for key, why in idle(e).items():
+        value, usual = _get(e, key), _usual(e, key)
+        a_word = e.origin is not None and e.origin.get(key) == WORD
+        if a_word or (value != usual and value not in settled.get(key, ())):
+            yield key, value, usual, why
+
+
+def _usual(e: Experiment, key: str) -> Any:
+    """A setting's default."""
+    if not key.startswith(FIELD):
+        return _get(Experiment(), key)
+    return getattr(type(e.algorithm), key.removeprefix(FIELD), _get(e, key))
+
+
+def _get(e: Experiment, key: str) -> Any:
+    value: Any = e
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _with(e: Experiment, key: str, value: Any) -> Experiment:
+    table, _, name = key.partition(".")
+    changed = dataclasses.replace(getattr(e, table), **{name: value}) if name else value
+    return e.replace(**{table: changed}).set_by(e.origin)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,348 @@
+"""What a user asks for arrives, whatever the order of the words; what cannot be used is an error or is said."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from fedrane import Algorithm, Experiment, Partitioning, effects
+from fedrane.algorithm import Needs
+from fedrane.errors import ConfigError
+from fedrane.experiment import KEYS
+from fedrane.methods.ditto import Ditto
+from fedrane.methods.fedprox import FedProx
+from fedrane.settings import addressed, by_label, told
+
+PROX = 'clients = 7\n[method]\nname = "fedprox"\nstrength = 5\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(PROX)
+    return path
+
+
+def strength(e: Experiment) -> float:
+    assert isinstance(e.algorithm, FedProx | Ditto)
+    return e.algorithm.strength
+
+
+# ---- words are a set
+
+
+def test_the_order_of_words_does_not_matter() -> None:
+    words = ["method=fedprox", "method.strength=5", "clients=3", "partition.kind=shards", "partition.shards=4"]
+    made = [Experiment.from_words(order) for order in itertools.permutations(words)]
+    assert strength(made[0]) == 5.0
+    assert all(e == made[0] for e in made)
+
+
+@pytest.mark.parametrize("words", [["method.nonsense=5", "method=fedprox"], ["method=fedprox", "method.nonsense=5"]])
+def test_a_field_that_nobody_has(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"'method\.nonsense': fedprox has no such field\. .*method\.strength"):
+        Experiment.from_words(words)
+
+
+def test_a_field_of_other_methods_names_them() -> None:
+    with pytest.raises(
+        ConfigError, match=r"scaffold has no such field; .*fedprox, feddyn, moon, .* have it\. .*Known: method\.option"
+    ):
+        Experiment.from_words(["method.strength=5", "method=scaffold"])
+    with pytest.raises(ConfigError, match=r"fedavg has no such field; moon has it\. It takes none"):
+        Experiment.from_words(["method.width=5"])
+
+
+@pytest.mark.parametrize(
+    "pair", [("lr=1", "lr=2"), ("method=fedavg", "method=local"), ("method=ditto", "method.name=local")]
+)
+def test_a_key_with_two_values(pair: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="a key has one value"):
+        Experiment.from_words(pair)
+    assert Experiment.from_words([pair[0], pair[0]]) == Experiment.from_words(pair[:1]), "twice the same is no harm"
+
+
+def test_a_table_is_no_value() -> None:
+    for words in itertools.permutations(["partition=iid", "partition.alpha=1"]):
+        with pytest.raises(ConfigError, match="table"):
+            Experiment.from_words(words)
+
+
+def test_another_method_s_name_as_a_key() -> None:
+    with pytest.raises(ConfigError, match=r"'fedprox': it is a method\. Write method=fedprox method\.FIELD"):
+        Experiment.from_words(["fedprox.strength=1"])
+
+
+# ---- a file under them
+
+
+def test_the_file_s_own_fields_stay_under_its_own_method(file: Path) -> None:
+    """As an error, warnings would end this test: nothing is to be said."""
+    for words in ([], ["method=fedprox"], ["lr=1"]):
+        assert strength(Experiment.from_toml(file, words)) == 5.0
+    assert strength(Experiment.from_toml(file, ["method.strength=2", "method=fedprox"])) == 2.0
+
+
+def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(file: Path) -> None:
+    """Also where the other method has a field of that name: its meaning and scale are another."""
+    for name in ("fedavg", "ditto"):
+        e, notices = Experiment.asked([f"method={name}"], file)
+        assert e.algorithm == Experiment(method=name).algorithm
+        assert e.clients == 7, "the rest of the file stands"
+        assert told(notices) == [f"{file}: method.strength=5 is not used: meant for fedprox, and the method is {name}"]
+        with pytest.warns(UserWarning, match=r"method\.strength=5 is not used"):
+            Experiment.from_toml(file, [f"method={name}"])
+    assert strength(Experiment.asked(["method=ditto", "method.strength=2"], file)[0]) == 2.0
+
+
+def test_defaults_of_another_method_are_not_worth_a_line(file: Path) -> None:
+    file.write_text(Experiment(method="fedrane").to_toml())
+    assert Experiment.from_toml(file, ["method=fedavg"]).method_name == "fedavg"
+
+
+def test_a_method_that_is_not_here_can_be_replaced(file: Path) -> None:
+    file.write_text('[method]\nname = "gone.py:Gone"\npull = 3\n')
+    e, notices = Experiment.asked(["method=fedavg"], file)
+    assert e.method_name == "fedavg"
+    assert [notice.key for notice in notices] == ["method.pull"]
+
+
+def test_a_method_of_ones_own_is_the_same_from_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run writes its path in full; a word may have it from here."""
+    (file.parent / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrane import Algorithm\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Algorithm):\n    pull: float = 2.0\n"
+    )
+    monkeypatch.chdir(file.parent)
+    file.write_text(Experiment.from_words(["method=mine.py:Mine", "method.pull=3"]).to_toml())
+    assert str(file.parent) in file.read_text()
+    assert Experiment.from_toml(file, ["method=mine.py:Mine"]).to_dict()["method"]["pull"] == 3.0
+
+
+def test_a_file_s_fields_without_a_method_wait_for_one(file: Path) -> None:
+    file.write_text("[method]\nstrength = 3\n")
+    assert strength(Experiment.from_toml(file, ["method=fedprox"])) == 3.0
+    with pytest.raises(ConfigError, match="fedavg has no such field"):
+        Experiment.from_toml(file)
+
+
+def test_an_ablation_by_name_over_a_file_that_has_every_field(file: Path) -> None:
+    """And back: the name decides what makes it one."""
+    for old, new in itertools.permutations(["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"], 2):
+        file.write_text(Experiment.from_words([f"method={old}", "method.head=linear"]).to_toml())
+        e = Experiment.from_toml(file, [f"method={new}"])
+        assert e.method_name == new
+        assert e.to_dict()["method"]["head"] == "linear", "the rest stays"
+
+
+def test_a_name_and_a_field_that_contradict_each_other(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fedrane-wo-lra with method\.lra=True.*Use method=fedrane\."):
+        Experiment.from_words(["method.lra=true", "method=fedrane-wo-lra"])
+
+
+def test_a_preset_under_another_method() -> None:
+    e, notices = Experiment.asked(["method=fedavg", "preset=paper"])
+    assert (e.method_name, e.lr) == ("fedavg", 0.5)
+    assert told(notices) == [
+        "preset=paper: method.length=ball is not used: meant for fedrane, and the method is fedavg"
+    ]
+
+
+def test_a_file_between_a_preset_and_words(file: Path) -> None:
+    """A field over the preset's is of the preset's method."""
+    file.write_text('preset = "paper"\nlr = 0.3\n[method]\nblend = 0.5\n')
+    e = Experiment.from_toml(file)
+    assert (e.lr, e.batch, e.to_dict()["method"]["blend"], e.to_dict()["method"]["length"]) == (0.3, 128, 0.5, "ball")
+    _, notices = Experiment.asked(["method=local"], file)
+    assert [(n.source, n.key) for n in notices] == [("preset=paper", "method.length"), (str(file), "method.blend")]
+
+
+# ---- several methods
+
+
+def test_labels() -> None:
+    assert by_label("fedavg, a=fedprox ,b=fedprox,", ()) == {"fedavg": "fedavg", "a": "fedprox", "b": "fedprox"}
+    assert by_label("x/a=b/prox.py:Prox", ()) == {"x/a=b/prox.py:Prox": "x/a=b/prox.py:Prox"}, "a path is no label"
+    assert by_label("own=prox.py:Prox", ()) == {"own": "prox.py:Prox"}
+    for text in ("fedavg,fedavg", "a=fedavg,a=local"):
+        with pytest.raises(ConfigError, match=r"stands twice.*Give labels"):
+            by_label(text, ())
+    for text in ("local=fedavg", "lr=fedavg"):
+        with pytest.raises(ConfigError, match="already names something else"):
+            by_label(text, {"lr"})
+
+
+LABELS = {"fedavg": "fedavg", "weak": "fedprox", "fedprox": "fedprox"}
+
+
+def test_words_for_one_of_several() -> None:
+    given = {"lr": "1", "weak.strength": "2", "weak.lr": "3", "fedprox.strength": "4"}
+    shared, own = addressed(given, LABELS, {"lr"})
+    assert shared == {"lr": "1"}
+    assert own == {"fedavg": {}, "weak": {"method.strength": "2", "lr": "3"}, "fedprox": {"method.strength": "4"}}
+    assert addressed({"weak.schedule.kind": "step"}, LABELS, KEYS)[1]["weak"] == {"schedule.kind": "step"}
+    apple = {"apple": "apple"}
+    given = {"apple.schedule": "cosine", "apple.schedule.kind": "step"}
+    assert addressed(given, apple, KEYS)[1]["apple"] == {"method.schedule": "cosine", "schedule.kind": "step"}
+    reference = "a.py:A"
+    assert addressed({f"{reference}.x": "1"}, {reference: reference}, ())[1] == {reference: {"method.x": "1"}}
+
+
+@pytest.mark.parametrize("key", ["ditto.strength", "a.py:A.strength"])
+def test_a_word_for_one_that_is_not_there(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not among the methods\. There are: fedavg, weak, fedprox"):
+        addressed({key: "1"}, LABELS, ())
+
+
+@pytest.mark.parametrize(("key", "meant"), [("waek.strength", "weak"), ("partiton.alpha", "partition")])
+def test_a_misspelt_label_or_table(key: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"unknown key '{key}'.*Did you mean '{meant}'.*Known: fedavg, weak, fedprox"
+    ):
+        addressed({key: "1"}, LABELS, KEYS)
+
+
+def test_a_field_that_only_some_have() -> None:
+    with pytest.raises(ConfigError, match=r"fedavg has no such field.* weak\.strength=1 fedprox\.strength=1"):
+        addressed({"method.strength": "1"}, LABELS, ())
+    both = {"fedprox": "fedprox", "ditto": "ditto"}
+    assert addressed({"method.strength": "1"}, both, ())[0] == {"method.strength": "1"}
+
+
+# ---- settings without effect
+
+IDLE = [
+    ["partition.kind=dirichlet", "partition.shards=2"],
+    ["partition.kind=iid", "partition.alpha=0.5"],
+    ["partition.kind=shards", "partition.alpha=0.5"],
+    ["partition.kind=natural", "partition.alpha=0.5"],
+    ["partition.kind=natural", "partition.minimum=10"],
+    ["partition.file=p.npz", "partition.alpha=0.5"],
+    ["partition.file=p.npz", "partition.minimum=10"],
+    ["partition.file=p.npz", "partition.kind=dirichlet"],
+    ["partition.shards=2"],
+    ["schedule.factor=0.99"],
+    ["schedule.kind=cosine", "schedule.factor=0.99"],
+    ["schedule.kind=exponential", "schedule.every=1"],
+    ["dataset=digits", "image_size=0"],
+    ["dataset=x.npz", "image_size=32"],
+    ["model=mlp", "model_head=fc"],
+    ["model_head=fc"],
+    ["model=convnet", "norm=batch"],
+    ["device=cpu", "precision=tf32"],
+    ["method=fedrane-wo-lra", "method.contrast=0.2"],
+    ["method=fedrane", "method.lra=no", "method.steps=3"],
+    ["method=fedrane-wo-gne", "method.solver=newton"],
+    ["method=fedrane", "method.scale=16"],
+    ["method=fedrane", "method.loss=ce", "method.head=linear", "method.scale=16"],
+    ["method=spherefed", "method.calibrate=no", "method.ridge=0.001"],
+]
+
+
+@pytest.mark.parametrize("words", IDLE, ids=" ".join)
+def test_a_word_without_effect_is_an_error(words: list[str]) -> None:
+    """Even at the default: who writes it believes that it does something."""
+    key = words[-1].partition("=")[0]
+    for order in (words, words[::-1]):
+        with pytest.raises(ConfigError, match=rf"^{key}=.* would have no effect: that needs .* is .*Leave {key} out"):
+            effects.settle(Experiment.from_words(order))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["partition.alpha=0.1"],
+        ["partition.kind=quantity", "partition.alpha=0.1", "partition.minimum=3"],
+        ["partition.kind=shards", "partition.shards=3", "partition.minimum=3"],
+        ["schedule.kind=step", "schedule.factor=0.5", "schedule.every=2"],
+        ["schedule.kind=exponential", "schedule.factor=0.5"],
+        ["dataset=some/folder", "image_size=32"],
+        ["model=net.py:small", "model_head=fc", "norm=group"],
+        ["model=resnet18", "norm=batch"],
+        ["method=fedrane", "method.contrast=0.1", "method.solver=newton"],
+        ["method=fedrane", "method.loss=ce", "method.scale=8"],
+        ["method=spherefed", "method.ridge=0.1"],
+    ],
+    ids=" ".join,
+)
+def test_a_word_with_effect_is_none(words: list[str]) -> None:
+    e = Experiment.from_words(words)
+    assert effects.settle(e) == (e, [])
+
+
+def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None:
+    file.write_text(
+        "lr = 0.3\n[partition]\nalpha = 0.1\nshards = 2\n[schedule]\nkind = 'step'\nfactor = 0.5\nevery = 3\n"
+    )
+    e, notices = effects.settle(Experiment.from_toml(file, ["partition.kind=iid", "schedule.kind=exponential"]))
+    assert told(notices) == [
+        f"{file}: partition.alpha=0.1 is not used: that needs "
+        "partition.kind=dirichlet or dirichlet-capped or quantity, and partition.kind is iid",
+        f"{file}: schedule.every=3 is not used: that needs schedule.kind=step, and schedule.kind is exponential",
+    ], "a default is not worth a line: a run's config.toml has all of them"
+    assert (e.partition.alpha, e.schedule.every, e.schedule.factor, e.lr) == (0.5, 1, 0.5, 0.3)
+    file.write_text(e.to_toml())
+    assert effects.settle(Experiment.from_toml(file))[1] == []
+
+
+def test_a_preset_s_value_without_effect_is_taken_out_without_a_word() -> None:
+    """Nobody wrote it for this experiment; and the configuration that is kept must run again without a word."""
+    e, notices = effects.settle(Experiment.from_words(["preset=paper", "method=fedrane-wo-gne", "model=convnet"]))
+    assert not notices
+    assert (e.to_dict()["method"]["length"], e.norm, e.lr) == ("average", "shared", 0.5)
+
+
+def test_from_python_only_what_is_no_default_can_be_held_against_it() -> None:
+    plain = Experiment(schedule=Experiment.from_words(["schedule.factor=0.5"]).schedule)
+    with pytest.raises(ConfigError, match=r"schedule\.factor=0\.5 would have no effect"):
+        effects.settle(plain)
+    assert effects.settle(Experiment())[1] == []
+    replaced = Experiment.from_words(["schedule.kind=step", "schedule.every=1"]).replace(schedule=Experiment().schedule)
+    assert effects.settle(replaced)[1] == [], "what was set by a word and then replaced is nobody's word any more"
+
+
+def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
+    """A partition from a file is recorded with the kind that would have been drawn."""
+    for kind in ("natural", "dirichlet"):
+        e = Experiment(partition=Partitioning(kind=kind, file="p.npz"))
+        assert effects.settle(e) == (e, [])
+    with pytest.raises(ConfigError, match=r"partition\.kind=iid would have no effect.*partition\.file is p\.npz"):
+        effects.settle(Experiment(partition=Partitioning(kind="iid", file="p.npz")))
+
+
+@dataclass(frozen=True)
+class Misspelt(Algorithm):
+    """Its ``needs`` names what it does not have."""
+
+    needs: ClassVar[Needs] = {"sterngth=1.0": ("width",)}
+    strength: float = 1.0
+    width: float = 2.0
+
+
+def test_a_method_whose_needs_are_misspelt() -> None:
+    with pytest.raises(ConfigError, match=r"Misspelt\.needs names sterngth: it is no field"):
+        effects.settle(Experiment(method=Misspelt()))
+
+
+def test_what_methods_say_of_their_fields_is_of_their_fields() -> None:
+    from fedrane.methods import METHODS
+
+    for name, entry in METHODS.items():
+        for condition, named in entry.kind.needs.items():
+            assert {condition.partition("=")[0], *named} <= entry.fields.keys(), name
+            assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce"}
+
+
+def test_which_networks_have_batchnorm() -> None:
+    from torch import nn
+
+    from fedrane import models
+
+    for name in models.MODELS:
+        body, _ = models.build(name, (3, 32, 32), 10)
+        has = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in body.modules())
+        assert has == (name not in models.WITHOUT_NORM), name
