@@ -25,8 +25,9 @@ import fedrane
 from fedrane import Dataset, Experiment
 from fedrane.errors import Diverged
 from fedrane.reproduce import tune
+from fedrane.reproduce.targets import key_of, settings_of
 from fedrane.run import as_dataset
-from fedrane.settings import nested
+from fedrane.settings import flat, nested
 
 HERE = Path(__file__).parent
 EVALUATIONS = 10
@@ -46,18 +47,12 @@ class Piece(NamedTuple):
     experiment: Experiment
     """The same on training examples alone."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that decides its result."""
-        plain = self.wanted.to_dict()
-        return {key: value for key, value in plain.items() if key not in ("data_root", "device", "engine")}
-
 
 class Search:
     def __init__(self, plan: Path, results: Path, data_root: str) -> None:
         self.plan, self.results, self.data_root = tomllib.loads(plan.read_text()), results, data_root
         lines = results.read_text().splitlines() if results.exists() else []
-        self.records = [json.loads(line) for line in lines]
+        self.records = {key_of(record["settings"]): record for record in map(json.loads, lines)}
         self._rows: dict[float, Dataset] = {}
 
     def pieces(self) -> Iterator[Piece]:
@@ -77,13 +72,12 @@ class Search:
         values = {**self.plan["base"], **self.plan["trials"][trial], "rounds": rounds, "partition.alpha": alpha}
         values |= {"seed": self.plan["seed"], "eval_every": max(1, rounds // EVALUATIONS), "data_root": self.data_root}
         # As from a file: a trial without a part may leave the base's settings of that part without effect.
-        wanted = Experiment.from_dict(nested(values)).set_by(dict.fromkeys(values, "search.toml"))
+        wanted = Experiment.from_dict(nested(flat(values))).set_by(dict.fromkeys(values, "search.toml"))
         inner = replace(wanted.partition, kind="natural", test=VALIDATION)
         return Piece(trial, rounds, alpha, wanted, wanted.replace(partition=inner))
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
-        found = [r for r in self.records if r["settings"] == piece.settings]
-        return found[-1] if found else None
+        return self.records.get(key_of(settings_of(piece.wanted)))
 
     def go(self, minutes: float) -> None:
         """Runs what is missing; none is begun that would not end in time, by what the last one took."""
@@ -113,9 +107,9 @@ class Search:
         record |= {
             "seconds": round(time.monotonic() - began, 1),
             "torch": torch.__version__,
-            "settings": piece.settings,
+            "settings": settings_of(piece.wanted),
         }
-        self.records.append(record)
+        self.records[key_of(record["settings"])] = record
         self.results.parent.mkdir(parents=True, exist_ok=True)
         with self.results.open("a") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
