@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from fedrane import models
@@ -126,8 +127,13 @@ def _asked_in_vain(e: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
 def _usual(e: Experiment, key: str) -> Any:
     """A setting's default."""
     if not key.startswith(FIELD):
-        return _get(Experiment(), key)
+        return _get(_defaults(), key)
     return getattr(type(e.algorithm), key.removeprefix(FIELD), _get(e, key))
+
+
+@cache
+def _defaults() -> Experiment:
+    return Experiment()
 
 
 def _get(e: Experiment, key: str) -> Any:

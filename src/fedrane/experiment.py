@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -106,7 +107,7 @@ class Experiment:
 
     def set_by(self, origin: Mapping[str, str] | None) -> Experiment:
         """The same, its keys set from there."""
-        made = dataclasses.replace(self)
+        made = copy.copy(self)
         object.__setattr__(made, "origin", origin)
         return made
 
