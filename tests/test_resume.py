@@ -498,8 +498,9 @@ def test_more_rounds_of_a_run_that_stopped_early(tmp_path: Path) -> None:
 
 def test_the_evaluation_of_an_old_last_round_does_not_count_for_patience(tmp_path: Path) -> None:
     """A run planned with more rounds would not have made it."""
-    e = quick(rounds=5, lr=0.02, validation=0.2, patience=2, eval_every=2)
+    e = quick(rounds=5, lr=1e-9, validation=0.2, patience=2, eval_every=2)
     whole = fedrane.run(e.replace(rounds=60))
+    assert whole.round == 6, "after three evaluations without a rise: of rounds 2, 4 and 6"
     fedrane.run(e, tmp_path / "run")
     result = fedrane.resume(tmp_path / "run", rounds=60)
     assert result.round == whole.round
