@@ -100,3 +100,14 @@ def test_columns_are_the_leaves_of_all_trees_side_by_side() -> None:
     for other in (Model({"w": torch.zeros(2)}, {}), {"params": {}}, Model({"w": {}, "b": torch.tensor(0)}, {})):
         with pytest.raises(ValueError, match="differ in shape"):
             tree.columns([trees[0], other])
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (4, 1, 5, 6), (4, 3, 5, 6)])
+def test_as_saved_lies_as_a_new_tensor_would(shape: tuple[int, ...]) -> None:
+    plain = torch.arange(math.prod(shape)).reshape(shape)
+    assert tree.as_saved(plain) is plain
+    if len(shape) == 4:
+        n, c, h, w = shape
+        odd = plain.contiguous(memory_format=torch.channels_last).as_strided(shape, (c * h * w, 1, c * w, c))
+        assert tree.as_saved(odd).stride() == plain.stride() != odd.stride()
+        assert torch.equal(tree.as_saved(odd), plain)

@@ -627,9 +627,9 @@ class _Loop:
             raise self._diverged(stage.round, [k for k in clients if not whole[k]])
         for text in (*trained.say, *metrics.pop("say", ())):
             self.tell(f"round {stage.round}: {text}")
-        self.server = tree.map(torch.Tensor.contiguous, server)  # as it comes back from a checkpoint
+        self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
         for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):
-            self.owns[k] = tree.map(torch.Tensor.contiguous, own)
+            self.owns[k] = tree.map(tree.as_saved, own)
         record: Metrics = {
             "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
             "train/rows": trained.rows,

@@ -218,6 +218,13 @@ def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
     return moved
 
 
+def as_saved(leaf: Tensor) -> Tensor:
+    """Laid out in memory as it comes back from a checkpoint or a process, strides of sides of one included: the order
+    of sums and the library's choice of a convolution depend on them. One that lies so already is given back itself."""
+    saved = leaf.contiguous().flatten().view(leaf.shape)
+    return leaf if leaf.stride() == saved.stride() else saved
+
+
 def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
     """The cosine between a step and each row's deviation from the base; 0 beside a zero."""
     if not rows:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines import recording
 from fedrane.engines.recording import Recording, overwrite, tensors
@@ -79,7 +80,7 @@ class Worker(Sequential):
         return super().step(ctx, work, rows, key)
 
     def finish(self, ctx: Context, work: Work) -> Done:
-        done: Done = pytree.tree_map_only(Tensor, channels_first, super().finish(ctx, self._taken_up(work)))
+        done: Done = pytree.tree_map_only(Tensor, tree.as_saved, super().finish(ctx, self._taken_up(work)))
         return done
 
     def _desk_for(self, ctx: Context, work: Work) -> _Desk | None:
@@ -155,12 +156,6 @@ def _kind(tree: Any) -> list[Any]:
 def _one_thread() -> None:
     torch.zeros(1).add_(1)  # a thread takes the process's number of threads when it first computes, so not after this
     torch.set_num_threads(1)
-
-
-def channels_first(value: Tensor) -> Tensor:
-    """As it comes back from a process or a checkpoint, strides of single channels included: the order of sums and the
-    library's choice of a convolution hang on them."""
-    return value.clone(memory_format=torch.contiguous_format) if value.dim() == 4 else value.contiguous()
 
 
 def channels_last(value: Tensor) -> Tensor:
