@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
+from fedrane.data.augment import Mixed
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Partitioning
 from fedrane.engines.sequential import Sequential
@@ -346,6 +347,26 @@ def padding_changes_nothing(algorithm: Algorithm) -> None:
         need(gap <= TOLERANCE, f"rows that are not live change the result (by {gap:.1e})")
 
 
+def mixed_labels_count(algorithm: Algorithm) -> None:
+    """With mixup an example has two labels: if the part of the second is the whole, it counts as the only one."""
+    for bench in benches(algorithm, rounds=1):
+        stage, task, ctx = bench.algorithm, bench.result.task, bench.context(1)
+        if not stage.trains_model:
+            continue
+        only = mixed = stage.begin(task, ctx)
+        for batch in bench.engine.batches(1, 2, 1):
+            other = (batch.y + 1) % CLASSES
+            only = stage.step(task, ctx, only, batch._replace(y=other))
+            mixed = stage.step(task, ctx, mixed, batch._replace(mixed=Mixed(other, torch.ones_like(batch.x[:, 0]))))
+        done = [stage.finish(task, ctx, work)._replace(metrics={})._asdict() for work in (only, mixed)]
+        gap = max((float((a - b).abs().max()) for a, b in _pairs(*done) if a.numel()), default=0.0)
+        need(
+            gap <= TOLERANCE,
+            f"labels that augment.mixup mixes in are not learnt (by {gap:.1e}): the loss must be "
+            "cross_entropy(scores, batch) or made from batch.targets(classes), not from batch.y",
+        )
+
+
 def only_what_is_shared_travels(algorithm: Algorithm) -> None:
     for bench in benches(algorithm, rounds=1, participation=0.6):
         sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
@@ -392,6 +413,7 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     frozen_parameters_do_not_move,
     works_with_and_without_normalisation,
     padding_changes_nothing,
+    mixed_labels_count,
     only_what_is_shared_travels,
     answers_are_those_declared,
     it_learns,

@@ -249,6 +249,13 @@ class Uphill(Algorithm):
         return -0.01 * loss, outcome
 
 
+class OneLabel(Algorithm):
+    """Looks at the label alone, as if nothing had been mixed in."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
+        return super().objective(task, ctx, model, batch._replace(mixed=None))
+
+
 MUTANTS = {
     "one_seed_gives_the_same_bytes": Global,
     "another_seed_gives_another_result": Deaf,
@@ -261,6 +268,7 @@ MUTANTS = {
     "frozen_parameters_do_not_move": Zeroed,
     "works_with_and_without_normalisation": Divides,
     "padding_changes_nothing": CountsDead,
+    "mixed_labels_count": OneLabel,
     "only_what_is_shared_travels": Leaks,
     "answers_are_those_declared": BatchWise,
     "it_learns": Uphill,
