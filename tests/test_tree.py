@@ -107,7 +107,7 @@ def test_as_saved_lies_as_a_new_tensor_would(shape: tuple[int, ...]) -> None:
     plain = torch.arange(math.prod(shape)).reshape(shape)
     assert tree.as_saved(plain) is plain
     if len(shape) == 4:
-        n, c, h, w = shape
+        _, c, h, w = shape
         odd = plain.contiguous(memory_format=torch.channels_last).as_strided(shape, (c * h * w, 1, c * w, c))
         assert tree.as_saved(odd).stride() == plain.stride() != odd.stride()
         assert torch.equal(tree.as_saved(odd), plain)
