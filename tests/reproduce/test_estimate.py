@@ -31,7 +31,9 @@ def estimate(sweep: Sweep, folder: Path) -> float:
 
 def test_a_cell_is_estimated_by_its_like(sweep: Make, done: Sweep, tmp_path: Path) -> None:
     (record,) = done.records.values()
-    other, train, judge = record["other_seconds"], record["train_seconds"], record["eval_seconds"]
+    start, judge = record["warmup_seconds"], record["eval_seconds"]
+    other, train = record["other_seconds"] + start, record["train_seconds"] - start
+    assert (record["engine"], record["threads"]) == ("stacked", 1), "what auto came to"
     same = estimate(sweep(words=("rounds=3",), seeds=(1,)), tmp_path)
     assert same == pytest.approx(other + train + judge)
     longer = estimate(sweep(words=("rounds=6",)), tmp_path)
@@ -47,7 +49,7 @@ def test_what_is_on_its_way_takes_what_is_left(sweep: Make, done: Sweep, tmp_pat
     assert not begun.go(stop=lambda: next(asked))
     (record,) = done.records.values()
     assert estimate(begun, tmp_path) == pytest.approx(
-        whole - 2 / 3 * (record["train_seconds"] + record["eval_seconds"])
+        whole - 2 / 3 * (record["train_seconds"] - record["warmup_seconds"] + record["eval_seconds"])
     )
 
 
