@@ -95,7 +95,7 @@ class Search:
         began = time.monotonic()
         record: dict[str, Any] = {"trial": piece.trial, "rounds": piece.rounds, "alpha": piece.alpha}
         try:
-            history = fedrane.run(piece.experiment, dataset=self.rows(piece)).history
+            history = fedrane.run(piece.experiment, dataset=self.rows(piece), calibrate=False).history
             for whose in ("global", "personal"):
                 record[whose] = [round(r[f"{whose}/accuracy"], 5) for r in history if f"{whose}/accuracy" in r]
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))

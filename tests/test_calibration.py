@@ -156,8 +156,8 @@ def test_test_examples_are_not_looked_at(share: float, kind: str) -> None:
     """Labels of other rows may be anything; those of the rows it is fitted to matter."""
     result = digits("spherefed", rounds=2, validation=share)
     again = scrambled(result, kind)
-    assert calibration.calibrate(result, again.federation) == result.calibration
-    assert calibration.calibrate(result, scrambled(result, "test").federation) != result.calibration
+    assert calibration.calibrate(result, again.federation, None) == result.calibration
+    assert calibration.calibrate(result, scrambled(result, "test").federation, None) != result.calibration
 
 
 def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
@@ -226,7 +226,7 @@ def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
 def test_metrics_do_not_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines, summary and checkpoints are those of a run without."""
     small(tmp_path, "with")
-    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", lambda models, federation: {})
+    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", lambda models, federation, engine: {})
     small(tmp_path, "without")
     with_, without = (Folder(tmp_path / name) for name in ("with", "without"))
     assert json.loads((tmp_path / "without" / CALIBRATION).read_text())["models"] == {}

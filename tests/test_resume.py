@@ -72,7 +72,7 @@ def test_every_session_is_recorded(tmp_path: Path) -> None:
             "torch": str(torch.__version__),
             "numpy": np.__version__,
         }
-        assert entry["machine"]["threads"] == torch.get_num_threads()
+        assert entry["threads"] == 1
         assert entry["machine"]["device"] == "cpu"
         assert entry["machine"]["device_name"]
         assert entry["engine"] == "sequential"
@@ -112,6 +112,11 @@ def test_other_versions_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"torch 9.9 (was {torch.__version__})" in said
     assert "numpy" not in said
     assert entries(tmp_path / "run")[1]["notes"] == [said]
+
+
+def test_the_engine_and_its_threads_are_recorded(tmp_path: Path) -> None:
+    fedrane.run(quick(rounds=1, threads=2), tmp_path / "run")
+    assert (entries(tmp_path / "run")[0]["engine"], entries(tmp_path / "run")[0]["threads"]) == ("sequential", 2)
 
 
 # ---- inputs that changed
@@ -367,7 +372,8 @@ def test_another_network_at_prediction(tmp_path: Path, other: Any, said: str) ->
 @pytest.mark.parametrize("finished", [True, False])
 def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, finished: bool) -> None:
     """The same bytes and the same configuration; the change is on record."""
-    schedule = {"kind": kind, "factor": 0.5, "every": 2}
+    schedule = {"constant": {}, "exponential": {"factor": 0.5}, "step": {"factor": 0.5, "every": 2}}[kind]
+    schedule |= {"kind": kind}
     common = {"method": "local", "participation": 0.6, "dropout": 0.2, "momentum": 0.5, "schedule": schedule}
     e = quick(rounds=4, **common)
     fedrane.run(e.replace(rounds=6), tmp_path / "whole")
@@ -523,3 +529,55 @@ def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
     np.savez(data, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
     with pytest.raises(DataError, match="rows"):
         fedrane.resume(tmp_path / "run", accept_changes=True)
+
+
+def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while the new plan is put in place, the run has rounds of two plans, and says so afterwards."""
+    fedrane.run(quick(rounds=2, schedule={"kind": "cosine"}), tmp_path / "run")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    written = Folder.write_config
+    monkeypatch.setattr(Folder, "write_config", lambda *a: (written(*a), killed()))
+    with pytest.raises(KeyboardInterrupt):
+        fedrane.resume(tmp_path / "run", rounds=4)
+    monkeypatch.undo()
+    assert fedrane.resume(tmp_path / "run").round == 4
+    (deviation,) = json.loads((tmp_path / "run" / FACTS).read_text())["deviations"]
+    assert "depends on the number of rounds" in deviation
+
+
+def test_a_temperature_is_that_of_its_model(tmp_path: Path) -> None:
+    """The finale's round has the number of a round of the new plan."""
+    fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
+    assert fedrane.load(tmp_path / "run").calibration
+    asked = iter([True])
+    fedrane.resume(tmp_path / "run", rounds=4, stop=lambda: next(asked))
+    assert fedrane.load(tmp_path / "run").round == 3
+    assert not fedrane.load(tmp_path / "run").calibration
+
+
+def test_changed_data_leave_a_finished_run_as_it_is(tmp_path: Path) -> None:
+    file = npz(tmp_path / "d.npz")
+    fedrane.run(of_file(file), tmp_path / "run")
+    before = files(tmp_path / "run")
+    npz(file, seed=1)
+    fedrane.resume(tmp_path / "run", accept_changes=True)
+    assert files(tmp_path / "run") == before
+
+
+def test_a_run_killed_before_it_was_calibrated_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", fails)
+    with pytest.raises(MemoryError):
+        fedrane.run(quick(rounds=1), tmp_path / "run")
+    monkeypatch.undo()
+    assert Folder(tmp_path / "run").finished
+    assert not fedrane.load(tmp_path / "run").calibration
+    fedrane.resume(tmp_path / "run")
+    assert fedrane.load(tmp_path / "run").calibration

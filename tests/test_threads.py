@@ -14,12 +14,12 @@ from threadpoolctl import threadpool_info
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Result, conformance, engines
+from fedrane import Algorithm, Callback, Experiment, Result, conformance, engines
 from fedrane.comparison import compare
 from fedrane.data.dataset import Dataset
 from fedrane.engines.processes import impossible
 from fedrane.errors import ConfigError
-from fedrane.folder import Folder
+from fedrane.folder import CONFIG
 from problems import federation, quick, table
 
 FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
@@ -196,9 +196,7 @@ def test_resume_says_where_it_cannot_be_sure(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["fedrane.run"], "cores", lambda: 2)
         fedrane.resume(tmp_path / "run", callbacks=[listener])
-    assert listener.heard == [
-        "the run was begun on 3 threads, and this machine has 2: last digits may differ, and it may be slow"
-    ]
+    assert listener.heard == ["begun on 3 threads, and this machine has 2: last digits may differ, and it may be slow"]
 
 
 def test_a_folder_from_before_there_were_threads_is_resumed(tmp_path: Path) -> None:
@@ -249,7 +247,7 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
     assert listener.heard == [
         "engine=processes cannot be used here: forking is not safe. Going on with engine=threaded, to the same bits"
     ]
-    assert Folder(tmp_path / "run").read_config().engine == "processes", "what it was begun with"
+    assert Experiment.from_toml(tmp_path / "run" / CONFIG).engine == "processes", "what it was begun with"
 
 
 def test_a_resumed_worker_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.engines.sequential import CHUNK
+from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation
 
 if TYPE_CHECKING:
@@ -73,22 +73,25 @@ def fit(clients: Sequence[Answered], wrong: Sequence[float]) -> float:
     return 1 / beta
 
 
-def calibrate(models: Models, federation: Federation) -> dict[str, Calibration]:
+def calibrate(models: Models, federation: Federation, engine: object) -> dict[str, Calibration]:
     """A temperature for the global model and one for all personal ones, each where the method has such.
 
     Examples set aside by ``validation`` are used if there are some, else those of training. Personal models share one
-    temperature, since a client alone has too few examples to tell it.
+    temperature, since a client alone has too few examples to tell it. Clients are spread over the cores where the
+    engine does so.
     """
+    spread = engine if isinstance(engine, Sequential) else Sequential(models.algorithm, federation)
     held_out = any(len(rows) for rows in federation.split.validation)
     rows = federation.split.validation if held_out else federation.split.train
     found = {}
     for kind in models.algorithm.answers_on(models.task):
-        shared = models.model if kind == GLOBAL else None
-        clients = [
-            _answered(shared or models.personal(k), models, federation, torch.from_numpy(mine))
-            for k, mine in enumerate(rows)
-            if len(mine)
-        ]
+
+        def answered(_: Sequential, k: int, kind: str = kind) -> Answered:
+            model = models.model if kind == GLOBAL else models.personal(k)
+            return _answered(model, models, federation, torch.from_numpy(rows[k]))
+
+        some = [k for k, mine in enumerate(rows) if len(mine)]
+        clients = spread.each(answered, some, [len(rows[k]) for k in some])
         if all(bool(client.scores.isfinite().all()) for client in clients):
             sizes = [len(client.y) for client in clients]
             # A personal model may know its few training examples by heart: each is counted a wrong answer of its own.

@@ -142,7 +142,7 @@ class Folder:
         In this order: killed at any moment, it is a run of the old plan or of the new one, and can be resumed. A
         finale's checkpoint must not stand beside a new plan, in which its number is that of a round.
         """
-        self._clear(SUMMARY)
+        self._clear(SUMMARY, CALIBRATION)
         if planned:
             with clear_errors(self.path):
                 for path in self.checkpoints():

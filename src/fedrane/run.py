@@ -83,12 +83,14 @@ def run(
     model: Network = None,
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
+    calibrate: bool = True,
 ) -> Result:
     """Run an experiment from its start; with ``out``, in a folder from which it can be resumed.
 
     ``dataset`` and ``model`` take the place of the experiment's own: a :class:`Dataset` or any map-style torch one; a
     network (which keeps the weights it holds) or a function (input shape, classes) → network (which starts from the
-    seed), whose classifier the experiment names as ``model_head``.
+    seed), whose classifier the experiment names as ``model_head``. Without ``calibrate`` a run ends a little sooner,
+    and its models give scores instead of probabilities.
     """
     engines.check(experiment.engine)
     folder = None if out is None else Folder(out)
@@ -102,8 +104,9 @@ def run(
             callback.message(text)
         partition = make_partition(experiment, rows)
         experiment = experiment.replace(clients=len(partition.clients))
-        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
-        experiment = loop.choose_engine(most)
+        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop, calibrate)
+        loop.choose_engine(most)
+        experiment = loop.experiment
         if folder:
             cleanup.callback(folder.close)
             if experiment.method_name.startswith("__main__:"):
@@ -131,6 +134,7 @@ def resume(
     model: Network = None,
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
+    calibrate: bool = True,
 ) -> Result:
     """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit.
 
@@ -153,7 +157,7 @@ def resume(
         rows = as_dataset(experiment, dataset)
         inputs.check({"data": sources.of_dataset(rows)})
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
-        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
+        loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop, calibrate)
         inputs.check(_fingerprints(loop.task, model, folder))
         checkpoint, problems = folder.newest(loop.task.device, last=before.rounds if replan else None)
         done = checkpoint.round if checkpoint else 0
@@ -169,7 +173,8 @@ def resume(
             deviations += _other_rates(before, experiment, done)
         notes += deviations
         idle = folder.finished and not replan and done == _last_round(folder.read_metrics())
-        chosen = loop.choose_engine(most, resumed=True)
+        notes += loop.choose_engine(most, resumed=True)
+        chosen = loop.experiment
         if not idle:
             earlier, session = sessions.read(folder), sessions.describe(chosen, done)
             if earlier and (other := sessions.differences(earlier[-1], session)):
@@ -178,10 +183,11 @@ def resume(
             if replan:
                 session["rounds"]["planned_before"] = before.rounds
             cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
-            folder.reopen(done, experiment if replan else None)
-        if deviations:
-            own_code.keep(experiment, folder)
-            inputs.write(loop.facts(), deviations)
+            if deviations:  # before the new plan stands: killed in between, they must not be forgotten
+                own_code.keep(experiment, folder)
+                inputs.write(loop.facts(), deviations)
+            left_open = experiment.engine == engines.AUTO or not experiment.threads  # by an earlier version
+            folder.reopen(done, (chosen if left_open else experiment) if replan or left_open else None)
         for note in notes:
             loop.tell(note)
         cleanup.enter_context(engines.opened(chosen.engine, loop.federation))
@@ -313,7 +319,10 @@ class _Recorded:
         ``deviations`` say why its result is not that of a run of its configuration.
         """
         accepted = self._facts.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
-        known = {"accepted": accepted, "deviations": [*self._facts.get("deviations", []), *deviations]}
+        known = {
+            "accepted": accepted,
+            "deviations": [*dict.fromkeys([*self._facts.get("deviations", []), *deviations])],
+        }
         self.folder.write_json(FACTS, self._facts | facts | known)
 
 
@@ -489,8 +498,10 @@ class _Loop:
         folder: Folder | None,
         callbacks: Sequence[Callback],
         stop: Callable[[], bool],
+        calibrates: bool = True,
     ) -> None:
         self.experiment, self.folder, self.callbacks, self.stop = experiment, folder, callbacks, stop
+        self.calibrates = calibrates
         self.algorithm = experiment.algorithm
         self.inputs = Inputs.of(rows)
         self.task = make_task(experiment, rows.shape, len(rows.classes), network)
@@ -502,21 +513,22 @@ class _Loop:
     warm = False
     """Whether this process has trained a round of it."""
 
-    def choose_engine(self, most: int, resumed: bool = False) -> Experiment:
+    def choose_engine(self, most: int, resumed: bool = False) -> list[str]:
         """The engine and its threads, where they were left open; a run that is resumed keeps its own, as far as this
-        machine has them."""
-        engine, threads = self.experiment.engine, self.experiment.threads
+        machine has them. Gives what is to be said of it."""
+        engine, threads, notes = self.experiment.engine, self.experiment.threads, []
         if resumed and engine == "processes" and (why := impossible()):
             engine = "threaded"
-            self.tell(f"engine=processes cannot be used here: {why}. Going on with engine=threaded, to the same bits")
+            found = f"engine=processes cannot be used here: {why}"
+            notes.append(f"{found}. Going on with engine=threaded, to the same bits")
         engine, threads = engines.choose(engine, threads, self.algorithm, self.federation, most)
         if resumed and engine in engines.WORKERS:
             threads = min(threads, most)  # they decide how fast it goes, and nothing else
         elif resumed and threads > cores():
             here = f"this machine has {cores()}"
-            self.tell(f"the run was begun on {threads} threads, and {here}: last digits may differ, and it may be slow")
+            notes.append(f"begun on {threads} threads, and {here}: last digits may differ, and it may be slow")
         self.experiment = self.experiment.replace(engine=engine, threads=threads)
-        return self.experiment
+        return notes
 
     def done(self) -> int:
         """The last round that is recorded."""
@@ -700,17 +712,27 @@ class _Loop:
             self.folder.path if self.folder else None,
         )
         if finished:
-            result = replace(result, calibration=self._calibrate(result))
-        if self.folder and finished:
-            models = {kind: found._asdict() for kind, found in result.calibration.items()}
-            self.folder.write_json(CALIBRATION, {"round": done, "models": models})
-            self.folder.write_json(SUMMARY, result.summary)
+            if self.folder:
+                self.folder.write_json(SUMMARY, result.summary)
+            result = replace(result, calibration=self._calibrated(result))
         for callback in self.callbacks:
             callback.end(result)
         return result
 
+    def _calibrated(self, result: Result) -> dict[str, Calibration]:
+        """Once: a finished run that is resumed keeps what it has."""
+        if self.folder and (known := read_calibration(self.folder, result.round)):
+            return known
+        if not self.calibrates:
+            return {}
+        found = self._calibrate(result)
+        if self.folder:
+            models = {kind: calibration._asdict() for kind, calibration in found.items()}
+            self.folder.write_json(CALIBRATION, {"round": result.round, "models": models})
+        return found
+
     def _calibrate(self, result: Result) -> dict[str, Calibration]:
-        return calibrate(result, self.federation)
+        return calibrate(result, self.federation, self._engine(result.algorithm))
 
 
 def _weights(trained: Trained) -> list[float]:

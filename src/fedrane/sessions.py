@@ -37,9 +37,9 @@ def describe(experiment: Experiment, done: int) -> Entry:
         "machine": {
             "device": experiment.device,
             "device_name": device_name(experiment.device),
-            "threads": torch.get_num_threads(),
         },
         "engine": experiment.engine,
+        "threads": experiment.threads,
         "changed_inputs": {},
         "notes": [],
     }

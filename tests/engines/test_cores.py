@@ -21,13 +21,13 @@ import torch
 
 import fedrane
 from asserts import close, untimed
-from fedrane import conformance, tree
+from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
 from fedrane.engines.processes import impossible
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.folder import Folder
+from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
 from fedrane.run import _Loop
 from fedrane.task import Model
@@ -378,7 +378,7 @@ def test_auto_goes_by_the_work_of_a_step_and_the_cores(
     torch.set_num_threads(cores)
     monkeypatch.setattr(_Loop, "_one_round", lambda loop, stage: True)
     result = fedrane.run(quick(engine="auto", device="cpu", **settings), tmp_path / "run")
-    assert Folder(tmp_path / "run").read_config() == result.experiment
+    assert Experiment.from_toml(tmp_path / "run" / CONFIG) == result.experiment
     assert result.experiment.engine == engine
 
 

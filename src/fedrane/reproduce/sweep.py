@@ -144,8 +144,8 @@ class Sweep:
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
             own_code.remember(experiment)
-            return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop)
-        return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop)
+            return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
+        return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
 
     def _from_folder(self, cell: Cell) -> Record | None:
         """Where only what the metrics tell is lacking in a record, it need not be run again."""
