@@ -512,6 +512,8 @@ class _Loop:
 
     warm = False
     """Whether this process has trained a round of it."""
+    calibrates = True
+    """Whether its end fits temperatures."""
 
     def choose_engine(self, most: int, resumed: bool = False) -> list[str]:
         """The engine and its threads, where they were left open; a run that is resumed keeps its own, as far as this
