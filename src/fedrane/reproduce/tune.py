@@ -126,9 +126,17 @@ def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: fl
 
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
     """The cell as it is run on the rows that :func:`without_test` leaves; ``tune`` keeps it apart from a real one."""
-    inner = partitions.Partitioning(kind="natural", test=validation)
     settings = {**cell.settings, "tune": validation}
-    return replace(cell, settings=settings, experiment=wanted.replace(partition=inner))
+    return replace(cell, settings=settings, experiment=on_validation(wanted, validation))
+
+
+def on_validation(wanted: Experiment, validation: float) -> Experiment:
+    """The experiment as it is run on the rows that :func:`without_test` leaves: each has its client already."""
+    return wanted.replace(partition=_inner(validation))
+
+
+def _inner(validation: float) -> partitions.Partitioning:
+    return partitions.Partitioning(kind="natural", test=validation)
 
 
 def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Dataset:
@@ -138,8 +146,7 @@ def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Datase
     owner = np.repeat(np.arange(len(kept), dtype=np.int64), [len(r) for r in kept])
     index = np.concatenate(kept)
     x, y = rows.x[index], rows.y[index]
-    how = partitions.Partitioning(kind="natural", test=validation)
-    inner = partitions.partition(y, len(rows.classes), 0, how, wanted.seed, owner)
+    inner = partitions.partition(y, len(rows.classes), 0, _inner(validation), wanted.seed, owner)
     aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
     # In random order, as a test set is: with norm=batch a prediction depends on its batch, which no client may fill.
     aside = aside[streams.permutation(len(aside), wanted.seed, "validation")]
