@@ -21,7 +21,7 @@ from typing import Any
 from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.experiment import KEYS, Experiment, read_toml
+from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
 from fedrane.run import automatic_model
 from fedrane.settings import FIELD, WORD, Settings, addressed, flat, nested, parse
 
@@ -30,8 +30,6 @@ COMMON, PAPER = "common", "paper"
 ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
-ELSEWHERE = ("data_root", "engine", "threads", "device", "checkpoint_every")
-"""Keys of an experiment that say where and how it runs, and not what comes out."""
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
 """Keys of which a table has many values."""
 
@@ -410,16 +408,9 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 def key_of(settings: Mapping[str, Any]) -> str:
     """The same for settings that were recorded before a field was added, if they are at what is now its default."""
-    whole = {**_defaults(str(settings["method.name"])), **settings}
+    usual = defaults(str(settings["method.name"]))
+    whole = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def _defaults(method: str) -> Settings:
-    base = Experiment(method=method) if method in methods.METHODS else Experiment()
-    settings = settings_of(base)
-    own = {key: value for key, value in settings.items() if key.startswith("method.")}
-    return settings if method in methods.METHODS else {k: v for k, v in settings.items() if k not in own}
 
 
 # ---- data
