@@ -15,7 +15,6 @@ import statistics
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,8 +72,7 @@ class Search:
         values |= {"seed": self.plan["seed"], "eval_every": max(1, rounds // EVALUATIONS), "data_root": self.data_root}
         # As from a file: a trial without a part may leave the base's settings of that part without effect.
         wanted = Experiment.from_dict(nested(flat(values))).set_by(dict.fromkeys(values, "search.toml"))
-        inner = replace(wanted.partition, kind="natural", test=VALIDATION)
-        return Piece(trial, rounds, alpha, wanted, wanted.replace(partition=inner))
+        return Piece(trial, rounds, alpha, wanted, tune.on_validation(wanted, VALIDATION))
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
         return self.records.get(key_of(settings_of(piece.wanted)))

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import typer.main
 
 from fedrane import Experiment, conformance, methods
 from fedrane.cli import app
+from fedrane.data.partition import Partitioning
 from fedrane.settings import addressed, by_label, parse
 
 ROOT = Path(__file__).parent.parent
@@ -101,14 +103,30 @@ def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> 
     names["test_without_strength_it_is_fedavg"]()
 
 
-def test_the_search_is_printed_as_it_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    script = ROOT / "experiments" / "search.py"
-    spec = importlib.util.spec_from_file_location("search", script)
+SEARCH = ROOT / "experiments" / "search.py"
+
+
+@pytest.fixture
+def search() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("search", SEARCH)
     assert spec
     assert spec.loader
-    search = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(search)
-    search.Search(script.with_suffix(".toml"), script.parent / "results" / "search" / "cifar10.jsonl", "").show()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
+    """Each row has its client already: a saved partition, which is of all rows, must not be laid over them."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('seed = 0\n[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n')
+    piece = search.Search(plan, tmp_path / "results.jsonl", "").piece("plain", 10, 0.5)
+    assert piece.wanted.partition.file == "all-rows.npz"
+    assert piece.experiment.partition == Partitioning(kind="natural", test=search.VALIDATION)
+
+
+def test_the_search_is_printed_as_it_was_recorded(search: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    search.Search(SEARCH.with_suffix(".toml"), SEARCH.parent / "results" / "search" / "cifar10.jsonl", "").show()
     page, shown = PAPER.read_text(encoding="utf-8"), capsys.readouterr().out.splitlines()
     recorded = [line for line in shown if line.startswith("| ") and line[-3].isdigit()]
     assert recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,12 +30,14 @@ from fedrane import (
     tree,
 )
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.comparison import compare
+from fedrane.comparison import compare, run_folder
 from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
+from fedrane.experiment import REMOTE
 from fedrane.folder import Folder
 from fedrane.methods import METHODS, Method
+from fedrane.settings import dotted
 from fedrane.task import Batch, cross_entropy
 from problems import Listener, dense, quick
 
@@ -434,3 +437,30 @@ def test_one_methods_divergence_is_not_the_others(tmp_path: Path) -> None:
     assert set(done.diverged) == {"breaks"}
     assert [len(done.runs[name]) for name in experiments] == [1, 0, 1]
     assert "diverged" in (tmp_path / "all" / "table.md").read_text()
+
+
+def test_a_comparison_takes_for_auto_only_what_auto_can_come_to(tmp_path: Path) -> None:
+    """A finished run with another network or partition is another experiment."""
+    np.savez(tmp_path / "flat.npz", x=np.arange(240.0).reshape(120, 2) % 7, y=np.arange(120) % 2)
+    plain = Experiment(dataset=str(tmp_path / "flat.npz"), clients=3, rounds=1, epochs=1)
+    open_keys = {"model", "engine", "device", "precision", "partition.kind"}
+    assert {key for key, value in dotted(plain.to_dict()).items() if value == "auto"} == open_keys
+    config = run_folder(tmp_path / "all", "fedavg", 0).path / "config.toml"
+    assert compare({"fedavg": plain}, [0], tmp_path / "all")
+    settled = config.read_text().replace('"cuda"', '"cpu"').replace('"bf16"', '"float32"')
+    for key, taken, refused in (
+        ("model", ["mlp"], ["convnet", "resnet18"]),
+        ("engine", ["stacked", "threaded", "processes"], ["flower-bf16", REMOTE]),
+        ("device", ["cpu", "cuda"], ["cuda:1", "mps"]),
+        ("precision", ["float32"], ["float64", "bf16"]),  # on a CPU
+        ("kind", ["natural", "dirichlet"], ["iid", "shards"]),
+    ):
+        for value in (*taken, *refused):
+            config.write_text(re.sub(rf'\n{key} = ".*"', f'\n{key} = "{value}"', settled, count=1))
+            if value in taken:
+                assert compare({"fedavg": plain}, [0], tmp_path / "all")
+            else:
+                with pytest.raises(CheckpointError, match=rf"{key}={value}, not auto \({taken[0]}"):
+                    compare({"fedavg": plain}, [0], tmp_path / "all")
+    config.write_text(settled.replace('"cpu"', '"cuda"').replace('"float32"', '"bf16"'))
+    assert compare({"fedavg": plain}, [0], tmp_path / "all")

@@ -176,6 +176,20 @@ def test_labels() -> None:
             by_label(text, {"lr"})
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a b=fedavg", "the label 'a b' of fedavg: a label is letters"),
+        ("local,a.b=prox.py:Prox", r"the label 'a\.b' of prox\.py:Prox"),
+        ("=fedavg", "the label '' of fedavg"),
+        ("weak=", "the label weak has no method"),
+    ],
+)
+def test_a_bad_label_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        by_label(text, ())
+
+
 LABELS = {"fedavg": "fedavg", "weak": "fedprox", "fedprox": "fedprox"}
 
 

@@ -30,7 +30,7 @@ from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
 from fedrane.run import Callback, Result, as_dataset, load, make_partition, resume, run, settled
-from fedrane.settings import NAME, addressed, by_label
+from fedrane.settings import NAME, addressed, by_label, parse
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
@@ -173,19 +173,17 @@ def resume_command(
 
 def _rounds(words: Sequence[str], folder: Path) -> int | None:
     """The one setting that a run can be resumed with."""
-    found = None
     for word in words:
-        key, _, value = word.partition("=")
-        if key != "rounds":
+        if word.partition("=")[0] != "rounds":
             raise ConfigError(
                 f"{word} to resume a run",
                 "of its settings only rounds can be changed: with any other it would be another experiment",
                 f"Start a new one: fedrane run {folder / CONFIG} {word}",
             )
-        if not value.isdecimal():
-            raise ConfigError(word, "it must be a whole number", "Use for instance rounds=100")
-        found = int(value)
-    return found
+    value = parse(words, example="rounds=100").get("rounds")
+    if value is not None and not value.isdecimal():
+        raise ConfigError(f"rounds={value}", "it must be a whole number", "Use for instance rounds=100")
+    return None if value is None else int(value)
 
 
 @app.command("compare")

@@ -14,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedrane import effects, loading, methods, own_code, sources
+from fedrane import effects, engines, loading, methods, own_code, sources
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics
@@ -22,7 +22,8 @@ from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.files import write_atomically
 from fedrane.folder import COMPARISON, CONFIG, FACTS, SUMMARY, Folder, read_labels
-from fedrane.run import Callback, resume, run
+from fedrane.predictor import Inputs
+from fedrane.run import Callback, automatic_model, resume, run
 from fedrane.settings import dotted
 
 COLUMNS = (
@@ -216,18 +217,31 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         )
     config = Experiment.from_dict(values)
     saved, idle = dotted(config.to_dict()), effects.idle(config)
+    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts.get("inputs", {})))
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
         settled = (
-            now == "auto"
+            (now == engines.AUTO and was in from_auto.get(key, ()))
             or (key == "threads" and now == 0)
             or key in idle
             or (key == "clients" and clients_given)
             or (key in ("dataset", "model") and was == str(Path(now).resolve()))
         )
         if was != now and not settled:
-            raise _another(folder, key, was, now)
+            means = f" ({' or '.join(from_auto[key])})" if now == engines.AUTO and key in from_auto else ""
+            raise _another(folder, key, was, f"{now}{means}")
+
+
+def _from_auto(device: str, inputs: Inputs) -> dict[str, Sequence[str]]:
+    """What ``auto`` may have come to in a run on that device and such rows, by key."""
+    return {
+        "model": (automatic_model(engines.AUTO, inputs.shape),),
+        "partition.kind": ("natural", "dirichlet"),
+        "engine": engines.AUTOMATIC,
+        "device": ("cpu", "cuda"),
+        "precision": ("float32",) if device == "cpu" else ("float32", "bf16"),
+    }
 
 
 def _another(folder: Folder, key: str, was: object, now: object) -> CheckpointError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedrane import models
 from fedrane.algorithm import Algorithm
 from fedrane.data import catalogue
-from fedrane.errors import ConfigError
+from fedrane.errors import ConfigError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.settings import FIELD, PRESET, WORD, Notice
 
@@ -106,13 +106,15 @@ def settle(e: Experiment) -> tuple[Experiment, list[Notice]]:
     for key, value, usual, why in list(_asked_in_vain(e)):
         source = None if e.origin is None else e.origin.get(key)
         if e.origin is None or source == WORD:
-            raise ConfigError(
-                f"{key}={_text(value)} would have no effect", why, f"Leave {key} out, or set what it needs"
-            )
+            raise no_effect(key, value, why)
         if source and not source.startswith(PRESET):  # a preset's values were not written for this experiment
             notices.append(Notice(source, key, value, why))
         e = _with(e, key, usual)
     return e, notices
+
+
+def no_effect(key: str, value: Any, why: str) -> NoEffect:
+    return NoEffect(f"{key}={_text(value)} would have no effect", why, f"Leave {key} out, or set what it needs")
 
 
 def _asked_in_vain(e: Experiment) -> Iterator[tuple[str, Any, Any, str]]:

@@ -19,6 +19,10 @@ class ConfigError(FedraneError):
     """A key or a value of the configuration."""
 
 
+class NoEffect(ConfigError):  # noqa: N818 - it says what happened
+    """A setting that was asked for and could have no effect, whatever the method."""
+
+
 class DataError(FedraneError):
     """A dataset's file, a partition, or a user's own data."""
 

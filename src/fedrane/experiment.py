@@ -12,6 +12,7 @@ import typing
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -29,6 +30,8 @@ PYTHON = "<python>"
 """Stands for a dataset or a network that was handed over as an object and cannot be written down."""
 REMOTE = "flower-remote"
 """Stands in a run's configuration where its clients were other machines."""
+ELSEWHERE = frozenset({"data_root", "engine", "threads", "device", "checkpoint_every"})
+"""Keys of an experiment that say where and how it runs, and not what comes out."""
 D = TypeVar("D")
 
 
@@ -343,3 +346,11 @@ def _check(e: Experiment) -> None:
 
 KEYS = frozenset(key for key in settings.dotted(Experiment().to_dict()) if not key.startswith(settings.FIELD))
 """All keys but a method's own, dotted."""
+
+
+@cache
+def defaults(method: str) -> Mapping[str, Any]:
+    """What settings that were written before a key was added have for it; of a method of one's own no fields."""
+    known = method in methods.METHODS
+    plain = settings.dotted((Experiment(method) if known else Experiment()).to_dict())
+    return {key: value for key, value in plain.items() if known or key in KEYS}

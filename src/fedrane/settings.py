@@ -170,10 +170,16 @@ def by_label(text: str, reserved: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for part in (part.strip() for part in text.split(",")):
-        labelled = re.fullmatch(r"([\w+-]+)=(.+)", part)
-        label, name = labelled.groups() if labelled else (part, part)
         if not part:
             continue
+        before, equals, after = part.partition("=")
+        has_label = bool(equals) and not re.search(r"[/\\]", before)  # the = of a path is none of ours
+        label, name = (before, after) if has_label else (part, part)
+        if has_label and not re.fullmatch(r"[\w+-]+", label):
+            why = "a label is letters, digits, _, + and -"
+            raise ConfigError(f"the label {label!r} of {name}", why, f"Write for instance a={name}")
+        if not name:
+            raise ConfigError(f"--methods {part}", f"the label {label} has no method", f"Write {label}=NAME")
         if label in found:
             raise ConfigError(
                 f"{label} stands twice in --methods",

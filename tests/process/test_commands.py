@@ -191,8 +191,13 @@ def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
     assert fedrane("run", "--out", tmp_path / "whole", *TINY, "rounds=5").status == 0
     run = tmp_path / "run"
     assert fedrane("run", "--out", run, *WORDS).status == 0
-    for word, said in (("lr=0.5", "only rounds can be changed"), ("rounds=many", "whole number"), ("5", "only rounds")):
-        refused = fedrane("resume", run, word)
+    for words, said in (
+        (["lr=0.5"], "only rounds can be changed"),
+        (["rounds=many"], "whole number"),
+        (["5"], "only rounds"),
+        (["rounds=4", "rounds=5"], "rounds is 4 and 5"),
+    ):
+        refused = fedrane("resume", run, *words)
         assert refused.status == 2
         assert said in refused.stderr
     ended = fedrane("resume", run, "rounds=5")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import folders
+from fedrane.data.augment import Augmentation
 from fedrane.errors import FedraneError
+from fedrane.experiment import REMOTE
 from fedrane.report.runs import differing, gather, names
 
 
@@ -29,6 +32,31 @@ def test_repetitions_are_one_line(tmp_path: Path) -> None:
         ("fedavg", [0, 1, 2]),
     ]
     assert not notes
+
+
+def test_where_a_run_was_made_and_by_which_version_makes_no_other_line(tmp_path: Path) -> None:
+    """Seeds of one experiment are put together though ``auto`` chose another engine; what an older version did not
+    write is at its default, and told where another run has something else."""
+    folders.simple(tmp_path / "a", engine="stacked", threads=1)
+    folders.simple(tmp_path / "b", seed=1, engine="processes", threads=8)
+    old = folders.simple(tmp_path / "c", seed=2) / "config.toml"
+    left = old.read_text().partition("[augment]")[0]
+    old.write_text(re.sub(r"^(threads|floor) = .*\n", "", left, flags=re.MULTILINE))
+    lines, notes = gather([tmp_path])
+    assert [(line.name, [run.seed for run in line.runs]) for line in lines] == [("fedavg", [0, 1, 2])]
+    assert not notes
+    folders.simple(tmp_path / "d", augment=Augmentation(mixup=0.2))
+    lines, _ = gather([tmp_path / "c", tmp_path / "d"])
+    assert [line.name for line in lines] == ["fedavg (augment.mixup=0.0)", "fedavg (augment.mixup=0.2)"]
+
+
+def test_a_federation_of_several_machines_stands_beside_its_simulation(tmp_path: Path) -> None:
+    folders.simple(tmp_path / "a", engine="stacked")
+    folders.simple(tmp_path / "b", engine=REMOTE)
+    assert [line.name for line in gather([tmp_path])[0]] == [
+        "fedavg (engine=stacked)",
+        f"fedavg (engine={REMOTE})",
+    ]
 
 
 def test_one_method_with_two_settings_is_two_lines(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrane.errors import FileError
+from fedrane.errors import ConfigError, FileError, NoEffect
 from fedrane.reproduce import records
 from fedrane.reproduce import sweep as module
 from fedrane.reproduce.sweep import Sweep
@@ -74,6 +74,25 @@ def test_a_mended_cell_replaces_its_failure(sweep: Make, monkeypatch: pytest.Mon
     again = sweep(retry=True)
     assert again.go()
     assert states(again) == states(sweep()) == {"fedavg": "done"}
+
+
+def test_a_word_that_turns_out_to_do_nothing_is_no_fault_of_the_cell(sweep: Make, tmp_path: Path) -> None:
+    """Own rows are looked at when the cell is run; a record would be the plain cell's, and keep that from being run."""
+    np.savez(tmp_path / "own.npz", x=np.arange(80.0).reshape(40, 2) % 7, y=np.arange(40) % 2)
+    asked = {"datasets": (str(tmp_path / "own.npz"),), "words": ("norm=shared", "model=auto")}
+    with pytest.raises(NoEffect, match="norm=shared"):
+        sweep(**asked).go()
+    assert not sweep(**asked).records
+
+
+def test_a_mistake_that_a_method_finds_in_its_cell_is_recorded(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **more: object) -> None:
+        raise ConfigError("more classes than features")
+
+    monkeypatch.setattr(module, "run", refuse)
+    first = sweep()
+    assert first.go()
+    assert states(first) == {"fedavg": "failed"}
 
 
 def test_a_full_disk_is_no_fault_of_the_cell(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:

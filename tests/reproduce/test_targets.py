@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fedrane.experiment import Experiment
 from fedrane.reproduce.targets import (
     Choice,
     Place,
+    _with_model,
     absent,
     cells,
     key_of,
@@ -105,6 +107,24 @@ def test_words_that_would_vanish_are_refused(words: tuple[str, ...], said: str) 
     (target,) = targets("table-gfl")
     with pytest.raises(ConfigError, match=said):
         cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
+
+
+def test_a_word_without_effect_on_some_datasets_is_left_out_there() -> None:
+    """So that a cell it does nothing to is the plain one; without effect on all of them it is an error."""
+    (target,) = targets("table-gfl")
+    chosen = Choice(("digits", "cifar10"), (0.5,), ("fedavg", "fedprox"), (0,))
+    plain = cells(target, chosen)
+    for words in (("norm=local",), ("fedavg.norm=local", "fedprox.norm=local")):
+        found = cells(target, replace(chosen, words=words))
+        assert [cell.settings["norm"] for cell in found] == ["shared", "shared", "local", "local"]
+        assert [cell.key == before.key for cell, before in zip(found, plain, strict=True)] == [True, True, False, False]
+        for cell in found:
+            assert cell.experiment is not None
+            assert effects.settle(_with_model(cell.experiment))[1] == []
+    with pytest.raises(ConfigError, match=r"^norm=shared would have no effect: .* model is convnet"):
+        cells(target, replace(chosen, datasets=("digits",), words=("norm=shared",)))
+    with pytest.raises(ConfigError, match=r"^fedprox\.norm=local would have no effect"):
+        cells(target, replace(chosen, datasets=("digits",), words=("fedprox.norm=local",)))
 
 
 def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path) -> None:

@@ -205,6 +205,17 @@ def test_a_field_without_effect_is_not_tuned() -> None:
     assert len(tune.grid_of("fedrane-wo-gne", ())) == 3
 
 
+@pytest.mark.parametrize(("method", "word"), [("spherefed", "method.calibrate=false"), ("fedrane", "method.lra=false")])
+def test_a_field_that_a_word_leaves_without_effect_is_not_tuned(method: str, word: str) -> None:
+    """Nor is an error made of it: the user never wrote it."""
+    words = (*WORDS, word)
+    grid = tune.grid_of(method, (), words)
+    assert grid == {"lr": tune.RATES}
+    assert len(tune.trials(method, PLACE, grid, Choice(words=words), 0.2)) == len(tune.RATES)
+    with pytest.raises(ConfigError, match="no such field"):
+        tune.grid_of(method, (), (*WORDS, "method.strenght=1"))
+
+
 def test_a_trial_s_own_partition_is_not_held_against_the_words() -> None:
     """The clients of a trial's rows are given; what was set of the partition has decided on them before."""
     choice = Choice(seeds=(0,), words=(*WORDS, "partition.minimum=12"))

@@ -195,5 +195,7 @@ ENGINES: dict[str, Maker] = {
     **FLOWER,
 }
 AUTO = "auto"
+AUTOMATIC = ("stacked", "threaded", "processes")
+"""What ``auto`` may come to."""
 WORKERS = ("threaded", "processes")
 """Engines whose workers compute on one thread each."""

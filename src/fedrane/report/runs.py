@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import REMOTE, read_toml
+from fedrane.experiment import ELSEWHERE, REMOTE, defaults, read_toml
 from fedrane.folder import CONFIG, FACTS, METRICS, Folder
 from fedrane.settings import NAME, dotted
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
-UNCOUNTED = frozenset({"seed", "data_root", "checkpoint_every", "threads"})
-"""Settings that tell no two experiments apart."""
+UNCOUNTED = ELSEWHERE | {"seed"}
+"""Settings that tell no two experiments apart, but for a federation of several machines (``engine`` is REMOTE)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Run:
 
     path: Path
     settings: Mapping[str, Any]
-    """By their dotted keys."""
+    """By their dotted keys; those that an older version did not write have their defaults."""
     history: Sequence[Metrics]
     finished: bool
     classes: tuple[str, ...]
@@ -56,7 +56,7 @@ class Run:
     @property
     def experiment(self) -> dict[str, Any]:
         """What it has in common with its repetitions."""
-        return {key: value for key, value in self.settings.items() if key not in UNCOUNTED}
+        return {key: value for key, value in self.settings.items() if key not in UNCOUNTED or value == REMOTE}
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def read(folder: Folder) -> Run:
         if not isinstance(settings.get(key), kind):
             why = f"it has {key}={settings[key]}" if key in settings else f"it has no {key}"
             raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
+    settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
     history = folder.read_metrics()
     for number, record in enumerate(history, 1):
         if not isinstance(record, dict) or not isinstance(record.get("round"), int):
@@ -165,5 +166,6 @@ def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) 
 
 def differing(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, but those that tell no experiments apart, whose values are not the same wherever they are set."""
-    keys = dict.fromkeys(key for settings in experiments for key in settings if key not in UNCOUNTED)
+    every = ((key, value) for settings in experiments for key, value in settings.items())
+    keys = dict.fromkeys(key for key, value in every if key not in UNCOUNTED or value == REMOTE)
     return [key for key in keys if len({str(settings[key]) for settings in experiments if key in settings}) > 1]

@@ -14,7 +14,7 @@ import torch
 
 from fedrane import own_code
 from fedrane.data.dataset import Dataset
-from fedrane.errors import FileError
+from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.files import clear_errors
 from fedrane.folder import FACTS, Folder
@@ -126,7 +126,7 @@ class Sweep:
             if not result.finished:
                 return None
             return records.finished(cell.settings, result, cell.keeps, wall, experiment.engine)
-        except FileError:  # a full disk is no fault of this cell: the others would fail as well
+        except (FileError, NoEffect):  # a full disk, or a word that does nothing, is no fault of this cell
             raise
         except Exception as error:  # noqa: BLE001 - one cell's trouble, whatever it is, is not the others'
             return records.failed(cell.settings, error, str(pick_device(experiment.device)), experiment.engine)

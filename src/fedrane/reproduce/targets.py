@@ -21,17 +21,15 @@ from typing import Any
 from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.experiment import KEYS, Experiment, read_toml
+from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
 from fedrane.run import automatic_model
-from fedrane.settings import WORD, Settings, addressed, flat, nested, parse
+from fedrane.settings import FIELD, WORD, Settings, addressed, flat, nested, parse
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"
 ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
-ELSEWHERE = ("data_root", "engine", "threads", "device", "checkpoint_every")
-"""Keys of an experiment that say where and how it runs, and not what comes out."""
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
 """Keys of which a table has many values."""
 
@@ -275,17 +273,40 @@ def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B00
     if any(target.vary in mine for mine in words.values()):
         raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
-    made = [
-        _cell(target, row, place, seed, choice.tuned, words, here[row.name])
-        for seed in seeds_of(target, choice)
-        for place in places
-        for row in rows
+
+    def make(row: Row, place: Place, seed: int, idle: Iterable[str] = ()) -> Cell:
+        mine = {key: value for key, value in (words[""] | words.get(row.name, {})).items() if key not in idle}
+        return _cell(target, row, place, seed, choice.tuned, mine, here[row.name])
+
+    made = [make(row, place, seed) for seed in seeds_of(target, choice) for place in places for row in rows]
+    _check_names([cell.experiment for cell in made if cell.experiment])
+    idle = [_idle_words(cell.experiment) for cell in made]
+    _check_words(words, made, idle)
+    # A word may be meant for some datasets only. Where it does nothing, the cell is the one without it.
+    return [
+        make(cell.row, cell.place, cell.seed, found) if found else cell for cell, found in zip(made, idle, strict=True)
     ]
-    experiments = [cell.experiment for cell in made if cell.experiment]
-    _check_names(experiments)
-    for experiment in experiments:
-        effects.settle(experiment)  # a word without effect is an error now, and not a failure of each cell
-    return made
+
+
+def _idle_words(experiment: Experiment | None) -> dict[str, str]:
+    """The words that have no effect on an experiment, and why."""
+    if experiment is None:
+        return {}
+    origin, idle = experiment.origin or {}, effects.idle(_with_model(experiment))
+    return {key: why for key, why in idle.items() if origin.get(key) == WORD}
+
+
+def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequence[Mapping[str, str]]) -> None:
+    """A word without effect in all cells that it is for is an error before the first, and not a failure of each."""
+    for name, mine in words.items():
+        for key, value in mine.items():
+            reasons = [
+                found.get(key)
+                for cell, found in zip(made, idle, strict=True)
+                if cell.experiment and name == (cell.row.name if key in words.get(cell.row.name, {}) else "")
+            ]
+            if reasons and all(reasons):
+                raise effects.no_effect(f"{name}.{key.removeprefix(FIELD)}" if name else key, value, str(reasons[0]))
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:
@@ -314,7 +335,7 @@ def _cell(
     place: Place,
     seed: int,
     tuned: Sequence[Mapping[str, Any]],
-    words: Mapping[str, Settings],
+    words: Settings,
     here: bool,
 ) -> Cell:
     values: Settings = {
@@ -328,16 +349,14 @@ def _cell(
         "partition.alpha": place.alpha,
         "seed": seed,
         **({target.vary: place.value} if place.value is not None else {}),
-        **words[""],
-        **words.get(row.name, {}),
+        **words,
     }
     if not here:
         settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
         problem = f"method {values['method.name']!r} is not known here"
         return Cell(row, place, seed, settings, None, target.keeps, problem)
     asked = dict.fromkeys((*target.settings, "partition.alpha", *([target.vary] if target.vary else [])), target.name)
-    by_word = dict.fromkeys((*words[""], *words.get(row.name, {})), WORD)
-    experiment = Experiment.from_dict(nested(values)).set_by(asked | by_word)
+    experiment = Experiment.from_dict(nested(values)).set_by(asked | dict.fromkeys(words, WORD))
     return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
 
 
@@ -369,10 +388,8 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
 
 def settings_of(experiment: Experiment) -> Settings:
     """All that decides the result, the same on every machine: of a user's own file its name and its content."""
-    settings = {key: value for key, value in flat(experiment.to_dict()).items() if key not in ELSEWHERE}
-    shape = shapes().get(experiment.dataset)
-    if experiment.model == "auto" and shape:
-        settings["model"] = automatic_model("auto", shape)
+    plain = flat(_with_model(experiment).to_dict())
+    settings = {key: value for key, value in plain.items() if key not in ELSEWHERE}
     digests = sources.contents(experiment)
     for key, path in sources.own_files(experiment).items():
         _, colon, attribute = str(settings[key]).rpartition(":") if path.suffix == ".py" else ("", "", "")
@@ -381,18 +398,19 @@ def settings_of(experiment: Experiment) -> Settings:
     return settings
 
 
+def _with_model(experiment: Experiment) -> Experiment:
+    """With the network that ``auto`` comes to, where the dataset is a known one."""
+    shape = shapes().get(experiment.dataset)
+    if experiment.model != "auto" or not shape:
+        return experiment
+    return experiment.replace(model=automatic_model("auto", shape))
+
+
 def key_of(settings: Mapping[str, Any]) -> str:
     """The same for settings that were recorded before a field was added, if they are at what is now its default."""
-    whole = {**_defaults(str(settings["method.name"])), **settings}
+    usual = defaults(str(settings["method.name"]))
+    whole = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def _defaults(method: str) -> Settings:
-    base = Experiment(method=method) if method in methods.METHODS else Experiment()
-    settings = settings_of(base)
-    own = {key: value for key, value in settings.items() if key.startswith("method.")}
-    return settings if method in methods.METHODS else {k: v for k, v in settings.items() if k not in own}
 
 
 # ---- data

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedrane import effects, loading, methods
-from fedrane.algorithm import GLOBAL, PERSONAL, Grid
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid
 from fedrane.data import partition as partitions
 from fedrane.data import streams
 from fedrane.data.dataset import Dataset
@@ -32,7 +32,7 @@ from fedrane.reproduce.store import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell, Choice, Place, Target, cells, row
 from fedrane.run import as_dataset, make_partition
-from fedrane.settings import FIELD, Settings, addressed, flat, parse
+from fedrane.settings import FIELD, Settings, addressed, flat, nested, parse
 
 RATES = (0.01, 0.05, 0.1, 0.5)
 """Learning rates, which every method is tried with."""
@@ -66,13 +66,14 @@ class Tuned:
 def grid_of(method: str, own: Sequence[str], words: Sequence[str] = ()) -> Grid:
     """The user's grid (``key=v1,v2``), or the method's with the learning rates.
 
-    A key of the method's grid that is set by a word is tried with that value alone.
+    A key of the method's grid that is set by a word is tried with that value alone; one that the words leave without
+    effect is not tried.
     """
     fixed = parse(words)
     if not own:
-        entry = methods.find(method)
-        idle = effects.idle_fields(entry.kind(**entry.preset))
-        plain = {f"{FIELD}{name}": values for name, values in entry.kind.grid.items() if name not in idle}
+        made = _with_fields(method, fixed)
+        idle = effects.idle_fields(made)
+        plain = {f"{FIELD}{name}": values for name, values in made.grid.items() if name not in idle}
         return {key: (fixed[key],) if key in fixed else values for key, values in {"lr": RATES, **plain}.items()}
     grid: dict[str, tuple[Any, ...]] = {}
     for word in own:
@@ -84,6 +85,12 @@ def grid_of(method: str, own: Sequence[str], words: Sequence[str] = ()) -> Grid:
                 raise ConfigError(f"--grid {word} and {how}", "a key is set once", "Leave one of them out")
         grid[key] = tuple(values.split(","))
     return grid
+
+
+def _with_fields(method: str, words: Mapping[str, str]) -> Algorithm:
+    """The method with the fields that its row and the words set."""
+    set_here = {**row(method).settings, **words}
+    return Experiment.from_dict(nested({k: v for k, v in set_here.items() if k.startswith(FIELD)})).algorithm
 
 
 def for_each(names: Sequence[str], choice: Choice) -> dict[str, Choice]:
@@ -119,9 +126,17 @@ def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: fl
 
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
     """The cell as it is run on the rows that :func:`without_test` leaves; ``tune`` keeps it apart from a real one."""
-    inner = partitions.Partitioning(kind="natural", test=validation)
     settings = {**cell.settings, "tune": validation}
-    return replace(cell, settings=settings, experiment=wanted.replace(partition=inner))
+    return replace(cell, settings=settings, experiment=on_validation(wanted, validation))
+
+
+def on_validation(wanted: Experiment, validation: float) -> Experiment:
+    """The experiment as it is run on the rows that :func:`without_test` leaves: each has its client already."""
+    return wanted.replace(partition=_inner(validation))
+
+
+def _inner(validation: float) -> partitions.Partitioning:
+    return partitions.Partitioning(kind="natural", test=validation)
 
 
 def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Dataset:
@@ -131,8 +146,7 @@ def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Datase
     owner = np.repeat(np.arange(len(kept), dtype=np.int64), [len(r) for r in kept])
     index = np.concatenate(kept)
     x, y = rows.x[index], rows.y[index]
-    how = partitions.Partitioning(kind="natural", test=validation)
-    inner = partitions.partition(y, len(rows.classes), 0, how, wanted.seed, owner)
+    inner = partitions.partition(y, len(rows.classes), 0, _inner(validation), wanted.seed, owner)
     aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
     # In random order, as a test set is: with norm=batch a prediction depends on its batch, which no client may fill.
     aside = aside[streams.permutation(len(aside), wanted.seed, "validation")]
