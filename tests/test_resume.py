@@ -321,6 +321,33 @@ def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkey
     assert not (tmp_path / "made").exists()
 
 
+def test_a_folder_names_its_method_in_any_form(tmp_path: Path) -> None:
+    """``method = "…"`` is the short form of a table with a name."""
+    fedrane.run(quick(rounds=1), tmp_path / "run")
+    file, config = tmp_path / "evil.py", tmp_path / "run" / "config.toml"
+    file.write_text(f"open({str(tmp_path / 'made')!r}, 'w')")
+    config.write_text(f'method = "{file}:M"\n' + config.read_text().replace('[method]\nname = "fedavg"\n', ""))
+    for action in (fedrane.load, fedrane.resume):
+        with pytest.raises(ConfigError, match="names code: method="):
+            action(tmp_path / "run")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> None:
+    """A folder may not have any other function of it called; by its place as by its content."""
+    file, e = own(tmp_path, method="fedavg")
+    fedrane.run(e, tmp_path / "run")
+    config, other = tmp_path / "run" / "config.toml", tmp_path / "elsewhere.py"
+    other.write_text(OWN.read_text())
+    text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
+    config.write_text(text)
+    facts = json.loads((tmp_path / "run" / FACTS).read_text())
+    (tmp_path / "run" / FACTS).write_text(json.dumps(facts | {"sources": {}}))
+    with pytest.raises(ConfigError, match="names code: model="):
+        fedrane.load(tmp_path / "run")
+
+
 def test_a_compiled_file_beside_the_code_is_not_run(tmp_path: Path) -> None:
     """It could hold anything: only the source is known."""
     import py_compile

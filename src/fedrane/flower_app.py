@@ -35,7 +35,7 @@ from fedrane.engines.flower import CONCLUDE, Fleet, Flower, Order, Site, client_
 from fedrane.engines.store import NEVER, Store
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.evaluation import Metrics, official, over_clients, overall, validation
-from fedrane.experiment import REMOTE, Experiment
+from fedrane.experiment import REMOTE, Experiment, read_toml
 from fedrane.federation import Federation, Normaliser, Pool, describe, each_of
 from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
@@ -69,11 +69,12 @@ class App(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> App:
+        """What the experiment names is run: of an app that its user runs, or once that is known or trusted."""
         experiment = Experiment.from_toml(folder / EXPERIMENT)
         device = pick_device(experiment.device)
         precision = automatic_precision(experiment.precision, device)
         experiment = experiment.replace(device=str(device), precision=precision)
-        return cls(experiment, Inputs.from_dict(json.loads((folder / INPUTS).read_text(encoding="utf-8"))))
+        return cls(experiment, Inputs.from_dict(Folder(folder).read_json(INPUTS)))
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / EXPERIMENT, self.experiment.to_toml())
@@ -175,6 +176,7 @@ class AppHome:
         models = Checkpoint(order.round, State(whole or nothing, {}), {site.client: State(personal or nothing, {})})
         folder.mkdir(parents=True, exist_ok=True)
         self.app.write(folder)
+        own_code.remember(self.app.experiment)  # its operator runs this app, and so may ask its models
         write(folder / FINAL, models)
 
     def _split(self, number: int, rows: int) -> tuple[NDArray[np.int64], ...]:
@@ -192,16 +194,25 @@ def ended_last(folder: str | Path) -> Path:
     return found[-1].parent
 
 
-def models(folder: str | Path) -> dict[str, Predictor]:
-    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
+def models(folder: str | Path, *, trust_code: bool = False) -> dict[str, Predictor]:
+    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``.
+
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
+    return left_behind(folder, trust_code)[1]
+
+
+def left_behind(folder: str | Path, trust_code: bool = False) -> tuple[App, dict[str, Predictor]]:
+    """What a federation has left in a client's folder: data, of which any may have been written by somebody else."""
     last = ended_last(folder)
+    own_code.require_named(last, read_toml(last / EXPERIMENT), trust_code)
     app = App.read(last)
     app = app._replace(experiment=at_rest(app.experiment))
     kept = read(last / FINAL)
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))
     held = {GLOBAL: kept.server.model, PERSONAL: mine.model}
-    return {kind: Predictor(task, algorithm, model, app.inputs) for kind, model in held.items() if model.params}
+    return app, {kind: Predictor(task, algorithm, model, app.inputs) for kind, model in held.items() if model.params}
 
 
 # ---- the server

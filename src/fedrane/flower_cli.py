@@ -19,7 +19,7 @@ from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.terminal import Words, experiment_of, note, write_line
+from fedrane.terminal import Trust, Words, experiment_of, note, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"
@@ -270,16 +270,17 @@ def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A client's folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
     whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
+    trust_code: Trust = False,
 ) -> None:
     """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
     require("flower", "fedrane flower predict", APP)
-    from fedrane.flower_app import App, ended_last, models
+    from fedrane.flower_app import left_behind
 
-    experiment, found = App.read(ended_last(folder)).experiment, models(folder)
+    app, found = left_behind(folder, trust_code)
     kind = "global" if whole or "personal" not in found else "personal"
     if kind not in found:
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
-    rows = [row for file in files for row in read_rows(file, model.inputs.shape, experiment.image_size)]
-    for one in answer(model, rows, experiment.batch):
+    rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
+    for one in answer(model, rows, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Experiment, data, report
+from fedrane import Experiment, data, own_code, report
 from fedrane.cli import app as command
 from fedrane.data.own import read_labelled
 from fedrane.engines.flower import Fleet, TooFew
@@ -300,6 +300,33 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
         fedrane.load(out).personal(1)
     with pytest.raises(ConfigError, match="flwr run"):
         fedrane.resume(out)
+
+
+def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own account has run the app; another one must say that it trusts what was left there."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.read_text())
+    federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
+    federation.serve()
+    folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
+    ask = ["flower", "predict", folder, rows]
+    monkeypatch.setattr(own_code, "_named", set())
+    known = CliRunner().invoke(command, ask)
+    assert known.exit_code == 0, known.output
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
+    file.write_text(OWN.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
+    monkeypatch.setattr(own_code, "_named", set())
+    refused = CliRunner().invoke(command, ask)
+    assert isinstance(refused.exception, ConfigError)
+    assert "names code: method=" in str(refused.exception)
+    with pytest.raises(ConfigError, match="--trust-code"):
+        models(folder)
+    assert not (tmp_path / "made").exists()
+    assert CliRunner().invoke(command, [*ask, "--trust-code"]).output == known.output
+    assert (tmp_path / "made").exists()
+    assert models(folder).keys() == {"global"}
 
 
 # ---- what a client reads
