@@ -17,7 +17,7 @@ from torch import nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Experiment, own_code, sessions
+from fedrane import Algorithm, Callback, Experiment, folder, own_code, sessions
 from fedrane.comparison import compare
 from fedrane.conformance import blobs, network, states
 from fedrane.data import catalogue
@@ -220,6 +220,35 @@ def test_a_partition_that_changed(tmp_path: Path) -> None:
     shutil.copy(saved, tmp_path / "copy" / "partition.npz")
     with pytest.raises(CheckpointError, match=r"the folder's partition\.npz changed"):
         fedrane.resume(tmp_path / "copy")
+
+
+# ---- states of another version
+
+
+@pytest.mark.parametrize("norm", ["shared", "local"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
+    """So that states of another version can be told from it; before the finale and after it."""
+    e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
+    more = {"dataset": blobs(), "model": network(True)}
+    stopped(e, tmp_path / "run", **more)
+    assert fedrane.resume(tmp_path / "run", **more).finished
+    assert fedrane.resume(tmp_path / "run", **more).finished
+
+
+@pytest.mark.parametrize(("method", "lost"), [("ditto", "global"), ("scaffold", "control"), ("apple", "relation")])
+def test_states_of_another_version_are_one_clear_error(method: str, lost: str, tmp_path: Path) -> None:
+    stopped(quick(method=method, rounds=2), tmp_path / "run")
+    (path,) = Folder(tmp_path / "run").checkpoints()
+    found = folder.read(path)
+    own = found.owns[2]
+    assert lost in own.extra
+    extra = {key: value for key, value in own.extra.items() if key != lost}
+    folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run anew"):
+        fedrane.resume(tmp_path / "run")
+    assert files(tmp_path / "run") == before
 
 
 # ---- a method and a network of one's own

@@ -17,7 +17,20 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, effects, engines, loading, models, own_code, sessions, settings, sources, timing, tree
+from fedrane import (
+    data,
+    effects,
+    engines,
+    loading,
+    methods,
+    models,
+    own_code,
+    sessions,
+    settings,
+    sources,
+    timing,
+    tree,
+)
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.calibration import Calibration, calibrate
 from fedrane.data import partition as partitions
@@ -30,7 +43,7 @@ from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
 from fedrane.experiment import PYTHON, Experiment, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder, empty_dicts
 from fedrane.predictor import Inputs, Models
 from fedrane.settings import dotted
 from fedrane.sgd import SGD
@@ -159,6 +172,7 @@ def resume(
         done = checkpoint.round if checkpoint else 0
         if checkpoint:
             require_fit(loop.task, checkpoint, folder)
+            _require_same_states(loop, checkpoint, folder)
         loop.history = folder.metrics_until(done)
         notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
         notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
@@ -254,6 +268,38 @@ def _other_network(folder: Folder, why: str) -> CheckpointError:
 
 
 # ---- a run that goes on
+
+
+def _require_same_states(loop: _Loop, checkpoint: Checkpoint, folder: Folder) -> None:
+    """States that another version of the library wrote must not reach hooks that expect others.
+
+    A method of the library goes on keeping what ``join`` gives, and that has one form for all clients; it may keep more
+    later. A user's method may do otherwise; its file is watched instead.
+    """
+    if loop.experiment.method_name not in methods.METHODS or not checkpoint.owns:
+        return
+    algorithm, first = algorithm_at(loop.experiment, checkpoint.round), min(checkpoint.owns)
+    client = loop.federation.client(first, checkpoint.round, 0.0, 0)
+    other = CheckpointError(
+        f"the clients' states in {folder.path} are of another version of {loop.experiment.method_name}",
+        "they do not hold what it keeps now",
+        "Start the run anew in another folder, or go on with the version that began it",
+    )
+    try:
+        expected = _form(algorithm.join(loop.task, checkpoint.server, client))
+    except KeyError as error:  # of the server's state
+        raise other from error
+    if any(expected - _form(own) for own in checkpoint.owns.values()):
+        raise other
+
+
+def _form(state: State) -> set[tuple[str, torch.Size | None]]:
+    """The paths of all dicts, and of all tensors with their shapes."""
+    shapes = {path: leaf.shape for path, leaf in tree.flatten(state).items()}
+    ends = {f"{path}{tree.SEPARATOR}" for path in empty_dicts(state)} | shapes.keys()
+    parts = [path.split(tree.SEPARATOR) for path in ends]
+    dicts = {tree.SEPARATOR.join(names[:depth]) for names in parts for depth in range(1, len(names))}
+    return {*shapes.items(), *((path, None) for path in dicts)}
 
 
 def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
