@@ -24,6 +24,8 @@ from fedrane.terminal import Trust, Words, experiment_of, note, write_line
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"
 """It imports Flower, which is an extra."""
+IDLE = {"engine": "each client of a federation trains on its own machine, which no engine does"}
+"""Settings of an experiment that a federation has no use for."""
 DAYS = 30
 """A trial's certificates hold for a month."""
 
@@ -125,8 +127,9 @@ def new_command(
         model=automatic_model(experiment.model, rows.shape),
         partition=experiment.partition.resolved(rows.client is not None),
     )
-    experiment, unused = effects.settle(resolved.set_by(experiment.origin))
+    experiment, unused = effects.settle(resolved.set_by(experiment.origin), IDLE)
     note(unused)
+    experiment.augment.check(rows.shape)
     experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     package = "app_" + name.replace("-", "_")

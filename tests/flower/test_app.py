@@ -399,11 +399,17 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     x, y = np.zeros((12, 3), np.float32), np.arange(12) % 2
     np.savez(tmp_path / "owned.npz", x=x, y=y, client=np.arange(12) % 3)
     owned = f"dataset={tmp_path / 'owned.npz'}"
-    for words in (["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]):
+    refused = [["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]]
+    refused += [["engine=stacked"], ["augment.crop=8"], [owned, "augment.flip=true"]]
+    for words in refused:
         result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), *words])
         assert isinstance(result.exception, ConfigError | DataError), words
         assert words[-1].partition("=")[0] in str(result.exception)
     assert not (tmp_path / "other").exists()
+    (tmp_path / "e.toml").write_text('engine = "stacked"')
+    result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), str(tmp_path / "e.toml")])
+    assert "engine=stacked is not used" in result.stderr
+    assert App.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
 
 
 def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
