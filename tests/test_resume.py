@@ -222,6 +222,66 @@ def test_a_partition_that_changed(tmp_path: Path) -> None:
         fedrane.resume(tmp_path / "copy")
 
 
+# ---- files that are JSON and yet not what was written
+
+
+INPUTS = {"shape": [1, 8, 8], "classes": ["a"], "mean": [0.0], "std": [1.0]}
+
+
+def load(run: Path) -> None:
+    fedrane.load(run)
+
+
+def more(run: Path) -> None:
+    fedrane.resume(run, rounds=2)
+
+
+def table(run: Path) -> None:
+    compare({"fedavg": quick(rounds=1)}, [0], run.parent.parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "readers"),
+    [
+        ("calibration.json", {"round": 1}, (load,)),
+        ("calibration.json", [], (load,)),
+        ("calibration.json", {"round": 1, "models": {"global": {"temperature": -1, "examples": ""}}}, (load,)),
+        ("calibration.json", {"round": 1, "models": {"global": {"temperature": None, "examples": ""}}}, (load,)),
+        ("sessions.json", [1], (more,)),
+        ("sessions.json", {}, (more,)),
+        ("sessions.json", [{"versions": [1]}], (more,)),
+        ("facts.json", [], (load, more, table)),
+        ("facts.json", {"inputs": {}, "labels": [[1]]}, (load, more, table)),
+        ("facts.json", {"inputs": [], "labels": [[1]]}, (load, more, table)),
+        ("facts.json", {"inputs": {"classes": ["a"]}, "labels": [[1]]}, (load,)),
+        ("facts.json", {"inputs": INPUTS, "labels": "many"}, (load, more, table)),
+        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "fingerprints": [1]}, (load, more, table)),
+        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "deviations": 1}, (load, more, table)),
+        ("summary.json", [], (table,)),
+        ("summary.json", {"samples_per_second": 1.0, "global/last": {}}, (table,)),
+        ("metrics.jsonl", [1], (more,)),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(
+    file: str, content: Any, readers: Any, finished_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "all" / "fedavg" / "seed-0"
+    shutil.copytree(finished_run, run)
+    (run / file).write_text(json.dumps(content) + "\n")
+    before = files(run)
+    for reader in readers:
+        with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+            reader(run)
+        assert files(run) == before
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    fedrane.run(quick(rounds=1), run)
+    return run
+
+
 # ---- states of another version
 
 

@@ -21,7 +21,7 @@ from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.files import write_atomically
-from fedrane.folder import COMPARISON, CONFIG, FACTS, SUMMARY, Folder, read_labels
+from fedrane.folder import COMPARISON, CONFIG, METRICS, SUMMARY, Folder, read_labels
 from fedrane.run import Callback, resume, run
 from fedrane.settings import dotted
 
@@ -149,10 +149,27 @@ def compare(
                     continue
                 if not result.finished:
                     return None
-            runs[name].append(folder.read_json(SUMMARY))
+            runs[name].append(_summary(folder))
     comparison = Comparison(runs, Path(out), diverged, labels)
     write_atomically(Path(out) / "table.md", comparison.markdown())
     return comparison
+
+
+def _summary(folder: Folder) -> Metrics:
+    """All that the table reads of it is there, where the method has such a model."""
+    found = folder.read_json(SUMMARY)
+    try:
+        measured = [(whose, f"{whose}/{which}") for _, whose, which in COLUMNS]
+        numbers = [found[name][f"{whose}/accuracy"] for whose, name in measured if name in found]
+        told = all(isinstance(number, int | float) for number in [found["samples_per_second"], *numbers])
+    except (KeyError, TypeError):
+        told = False
+    if not told:
+        raise CheckpointError(
+            f"{folder.path / SUMMARY} is not the summary of a run",
+            remedy=f"Remove it: it is written again from {METRICS} when the comparison goes on",
+        )
+    return dict(found)
 
 
 def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
@@ -202,7 +219,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
     name = dotted(values).get("method.name")
     if name != wanted.method_name:  # and what the folder names is not loaded
         raise _another(folder, "method.name", name, wanted.method_name)
-    facts = folder.read_json(FACTS)
+    facts = folder.read_facts()
     for deviation in facts.get("deviations", []):
         raise CheckpointError(
             f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"

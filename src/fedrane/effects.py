@@ -107,7 +107,7 @@ def settle(e: Experiment, also: Mapping[str, str] = MappingProxyType({})) -> tup
     ``also`` names settings without effect where this experiment is to run, and why.
     """
     notices = []
-    for key, value, usual, why in list(_asked_in_vain(e, idle(e) | also)):
+    for key, value, usual, why in list(_asked_in_vain(e, {**idle(e), **also})):
         source = None if e.origin is None else e.origin.get(key)
         if e.origin is None or source == WORD:
             raise ConfigError(

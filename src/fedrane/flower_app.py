@@ -41,6 +41,7 @@ from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
 from fedrane.predictor import Inputs, Predictor
 from fedrane.run import (
+    OLDER,
     Callback,
     Result,
     _Loop,
@@ -74,7 +75,7 @@ class App(NamedTuple):
         device = pick_device(experiment.device)
         precision = automatic_precision(experiment.precision, device)
         experiment = experiment.replace(device=str(device), precision=precision)
-        return cls(experiment, Inputs.from_dict(Folder(folder).read_json(INPUTS)))
+        return cls(experiment, Inputs.from_dict(Folder(folder).read_json(INPUTS), folder / INPUTS))
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / EXPERIMENT, self.experiment.to_toml())
@@ -393,7 +394,9 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
         facts = _begin(app, folder, fleet, settings.wait) if fresh else _continue(app, folder, fleet)
         loop = RemoteLoop(app, _register(app, settings, facts["labels"]), fleet, folder)
         done = folder.finished
-        checkpoint, _ = folder.newest(loop.task.device) if not fresh else (None, [])
+        checkpoint, problems = folder.newest(loop.task.device) if not fresh else (None, [])
+        for problem in problems:
+            loop.tell(f"{problem} {OLDER}")
         history = folder.cut_metrics(checkpoint.round if checkpoint else 0) if not fresh else []
         if done and checkpoint:
             loop.server, loop.owns, loop.history = checkpoint.server, dict(checkpoint.owns), history
@@ -453,7 +456,7 @@ def _code(app: App) -> dict[str, str]:
 
 def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
     folder.open()
-    facts: dict[str, Any] = folder.read_json(FACTS)
+    facts = folder.read_facts()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
     if changed := sources.changed(facts.get("sources", {}), _code(app)):
         files = " and ".join(str(sources.own_files(app.experiment)[key]) for key in changed)
@@ -466,6 +469,8 @@ def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
                 f"its config.toml differs from the app's {EXPERIMENT}",
                 elsewhere,
             )
+    if not isinstance(facts.get("key"), str) or not isinstance(facts.get("life"), int):
+        raise CheckpointError(f"{folder.path / FACTS} is not that of a federation", "it has no key and life", elsewhere)
     facts["life"] += 1
     folder.write_json(FACTS, facts)
     fleet.key, fleet.life = facts["key"], facts["life"]

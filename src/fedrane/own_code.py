@@ -18,7 +18,7 @@ from fedrane import loading, sources
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
 from fedrane.files import write_atomically
-from fedrane.folder import CODE, CONFIG, FACTS, Folder
+from fedrane.folder import CODE, CONFIG, DIGESTS, Folder
 from fedrane.settings import flat
 
 KEYS = ("method.name", "model")
@@ -99,7 +99,7 @@ def _copy(folder: Folder, file: Path, digest: str) -> Path:
 
 def recorded(facts: Mapping[str, Any]) -> dict[str, str]:
     """The digests of a run's inputs, as they were when it began or as a change was accepted last."""
-    return {**facts.get("sources", {}), **facts.get("fingerprints", {}), **facts.get("accepted", {})}
+    return {key: digest for name in DIGESTS for key, digest in facts.get(name, {}).items()}
 
 
 def now(folder: Folder) -> dict[str, str]:
@@ -125,7 +125,7 @@ def opened(folder: Folder, trust: bool = False, changed: bool = False) -> Iterat
     ``trust`` lets code run that the user has not named before.
     """
     values = read_toml(folder.path / CONFIG)
-    then = recorded(folder.read_json(FACTS))
+    then = recorded(folder.read_facts())
     files: dict[str, Path] = {}
     for key, reference in _references(values).items():
         if original := loading.file_of(reference):

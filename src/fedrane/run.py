@@ -52,6 +52,7 @@ from fedrane.threads import cores, limited
 
 PHASES = TRAIN, MERGE, EVALUATE, SAVE = ("train", "merge", "evaluate", "save a checkpoint")
 """The parts of a round, by the names they have in a trace."""
+OLDER = "Going on from an older checkpoint."
 
 
 class Callback:
@@ -174,7 +175,7 @@ def resume(
             require_fit(loop.task, checkpoint, folder)
             _require_same_states(loop, checkpoint, folder)
         loop.history = folder.metrics_until(done)
-        notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
+        notes = [f"{problem} {OLDER}" for problem in problems]
         notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
         notes += inputs.unused(experiment)
         deviations = inputs.accepted()
@@ -213,8 +214,8 @@ def load(out: str | Path, *, model: Network = None, trust_code: bool = False) ->
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    facts = folder.read_json(FACTS)
-    inputs = Inputs.from_dict(facts["inputs"])
+    facts = folder.read_facts()
+    inputs = Inputs.from_dict(facts["inputs"], folder.path / FACTS)
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
@@ -241,7 +242,17 @@ def read_calibration(folder: Folder, round: int) -> dict[str, Calibration]:
     if not (folder.path / CALIBRATION).is_file():
         return {}
     stored = folder.read_json(CALIBRATION)
-    return {kind: Calibration(**found) for kind, found in stored["models"].items()} if stored["round"] == round else {}
+    try:
+        found = {kind: Calibration(float(c["temperature"]), str(c["examples"])) for kind, c in stored["models"].items()}
+        fits = stored["round"] == round
+        if not all(0 < calibration.temperature < math.inf for calibration in found.values()):
+            raise ValueError("a temperature is positive and finite")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder.path / CALIBRATION} does not tell a round and the temperatures of its models",
+            remedy="Put it back as it was; removed, the models give scores and no probabilities",
+        ) from error
+    return found if fits else {}
 
 
 def at_rest(experiment: Experiment) -> Experiment:
@@ -326,7 +337,7 @@ class _Recorded:
             "network": "the network",
             "weights": "the first weights of the network",
         }
-        self._facts: dict[str, Any] = folder.read_json(FACTS)
+        self._facts = folder.read_facts()
         self._then = own_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""

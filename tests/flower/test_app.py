@@ -176,6 +176,26 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
 
 
+def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(tmp_path, rounds=4, participation=1.0)
+    with pytest.raises(Killed):
+        federation.serve(down=dying(4))
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(b"")
+    same_as_local(federation, federation.serve())
+    assert f"{newest} cannot be read" in caplog.text
+    assert "Going on from an older checkpoint." in caplog.text
+
+
+def test_a_local_runs_folder_is_not_a_federations(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2)
+    fedrane.run(federation.app.experiment.replace(engine="sequential", threads=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"facts\.json is not that of a federation"):
+        federation.serve()
+
+
 def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
     """As in a local run; also by a server that is killed between the rounds and the finale."""
     schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
