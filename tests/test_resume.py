@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,23 @@ def test_data_handed_over_are_known_by_their_content(tmp_path: Path, part: str) 
     with pytest.raises(CheckpointError, match="the dataset <python> changed"):
         fedrane.resume(tmp_path / "run", dataset=other)
     assert fedrane.resume(tmp_path / "run", dataset=blobs()).finished
+
+
+@pytest.mark.parametrize("part", ["mean", "std"])
+def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part: str) -> None:
+    e, rows = Experiment(clients=3, rounds=2, batch=32, model="mlp"), replace(blobs(), mean=(0.3,) * 6)
+    stopped(e, tmp_path / "run", dataset=rows)
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    values = getattr(rows, part)
+    other = replace(rows, **{part: (values[0] + 0.1, *values[1:])})
+    with pytest.raises(CheckpointError, match="the dataset's mean and std changed since"):
+        fedrane.resume(tmp_path / "run", dataset=other)
+    close = replace(rows, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
+    assert fedrane.resume(tmp_path / "run", dataset=close).finished
+    facts = json.loads((tmp_path / "old" / FACTS).read_text())
+    del facts["fingerprints"]["normalisation"]  # as in a folder of an older version
+    (tmp_path / "old" / FACTS).write_text(json.dumps(facts))
+    assert fedrane.resume(tmp_path / "old", dataset=rows).finished
 
 
 def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path) -> None:

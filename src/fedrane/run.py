@@ -126,7 +126,7 @@ def run(
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
             own_code.remember(experiment)
             own_code.keep(experiment, folder)
-            prints = {"data": sources.of_dataset(rows), **_fingerprints(loop.task, model, folder)}
+            prints = _of_data(rows, dataset) | _fingerprints(loop.task, model, folder)
             folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
@@ -165,7 +165,7 @@ def resume(
         pick_device(experiment.device)
         most = cleanup.enter_context(limited(1))
         rows = as_dataset(experiment, dataset)
-        inputs.check({"data": sources.of_dataset(rows)})
+        inputs.check(_of_data(rows, dataset))
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop)
         inputs.check(_fingerprints(loop.task, model, folder))
@@ -173,7 +173,7 @@ def resume(
         done = checkpoint.round if checkpoint else 0
         if checkpoint:
             require_fit(loop.task, checkpoint, folder)
-            _require_same_states(loop, checkpoint, folder)
+            _require_same_states(loop, algorithm_at(before, done), checkpoint)
         loop.history = folder.metrics_until(done)
         notes = [f"{problem} {OLDER}" for problem in problems]
         notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
@@ -281,18 +281,18 @@ def _other_network(folder: Folder, why: str) -> CheckpointError:
 # ---- a run that goes on
 
 
-def _require_same_states(loop: _Loop, checkpoint: Checkpoint, folder: Folder) -> None:
+def _require_same_states(loop: _Loop, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
     """States that another version of the library wrote must not reach hooks that expect others.
 
     A method of the library goes on keeping what ``join`` gives, and that has one form for all clients; it may keep more
     later. A user's method may do otherwise; its file is watched instead.
     """
-    if loop.experiment.method_name not in methods.METHODS or not checkpoint.owns:
+    name, folder = loop.experiment.method_name, loop.folder
+    if name not in methods.METHODS or not checkpoint.owns or not folder:
         return
-    algorithm, first = algorithm_at(loop.experiment, checkpoint.round), min(checkpoint.owns)
-    client = loop.federation.client(first, checkpoint.round, 0.0, 0)
+    client = loop.federation.client(min(checkpoint.owns), checkpoint.round, 0.0, 0)
     other = CheckpointError(
-        f"the clients' states in {folder.path} are of another version of {loop.experiment.method_name}",
+        f"the clients' states in {folder.path} are of another version of {name}",
         "they do not hold what it keeps now",
         "Start the run anew in another folder, or go on with the version that began it",
     )
@@ -311,6 +311,12 @@ def _form(state: State) -> set[tuple[str, torch.Size | None]]:
     parts = [path.split(tree.SEPARATOR) for path in ends]
     dicts = {tree.SEPARATOR.join(names[:depth]) for names in parts for depth in range(1, len(names))}
     return {*shapes.items(), *((path, None) for path in dicts)}
+
+
+def _of_data(rows: Dataset, given: Source) -> dict[str, str]:
+    """Of the examples; and of how they are scaled, where somebody hands that over with them."""
+    found = {"data": sources.of_dataset(rows)}
+    return found if given is None else found | {"normalisation": sources.of_normalisation(rows)}
 
 
 def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
@@ -333,6 +339,7 @@ class _Recorded:
             "method.name": f"the method's file {loading.file_of(settings.get('method.name', ''))}",
             "model": f"the network's file {loading.file_of(settings.get('model', ''))}",
             "data": f"the dataset {settings.get('dataset')}",
+            "normalisation": "the dataset's mean and std",
             "partition": f"the folder's {PARTITION}",
             "network": "the network",
             "weights": "the first weights of the network",
