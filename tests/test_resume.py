@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Experiment, own_code, sessions
+from fedrane import Algorithm, Callback, Experiment, folder, own_code, sessions
 from fedrane.comparison import compare
 from fedrane.conformance import blobs, network, states
 from fedrane.data import catalogue
@@ -194,6 +194,23 @@ def test_data_handed_over_are_known_by_their_content(tmp_path: Path, part: str) 
     assert fedrane.resume(tmp_path / "run", dataset=blobs()).finished
 
 
+@pytest.mark.parametrize("part", ["mean", "std"])
+def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part: str) -> None:
+    e, rows = Experiment(clients=3, rounds=2, batch=32, model="mlp"), replace(blobs(), mean=(0.3,) * 6)
+    stopped(e, tmp_path / "run", dataset=rows)
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    values = getattr(rows, part)
+    other = replace(rows, **{part: (values[0] + 0.1, *values[1:])})
+    with pytest.raises(CheckpointError, match="the dataset's mean and std changed since"):
+        fedrane.resume(tmp_path / "run", dataset=other)
+    close = replace(rows, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
+    assert fedrane.resume(tmp_path / "run", dataset=close).finished
+    facts = json.loads((tmp_path / "old" / FACTS).read_text())
+    del facts["fingerprints"]["normalisation"]  # as in a folder of an older version
+    (tmp_path / "old" / FACTS).write_text(json.dumps(facts))
+    assert fedrane.resume(tmp_path / "old", dataset=rows).finished
+
+
 def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path) -> None:
     e = Experiment(clients=3, rounds=2, batch=32, model_head="2")
     torch.manual_seed(0)
@@ -225,6 +242,95 @@ def test_a_partition_that_changed(tmp_path: Path) -> None:
     shutil.copy(saved, tmp_path / "copy" / "partition.npz")
     with pytest.raises(CheckpointError, match=r"the folder's partition\.npz changed"):
         fedrane.resume(tmp_path / "copy")
+
+
+# ---- files that are JSON and yet not what was written
+
+
+INPUTS = {"shape": [1, 8, 8], "classes": ["a"], "mean": [0.0], "std": [1.0]}
+
+
+def load(run: Path) -> None:
+    fedrane.load(run)
+
+
+def more(run: Path) -> None:
+    fedrane.resume(run, rounds=2)
+
+
+def table(run: Path) -> None:
+    compare({"fedavg": quick(rounds=1)}, [0], run.parent.parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "readers"),
+    [
+        ("calibration.json", {"round": 1}, (load,)),
+        ("calibration.json", [], (load,)),
+        ("calibration.json", {"round": 1, "models": {"global": {"temperature": -1, "examples": ""}}}, (load,)),
+        ("calibration.json", {"round": 1, "models": {"global": {"temperature": None, "examples": ""}}}, (load,)),
+        ("sessions.json", [1], (more,)),
+        ("sessions.json", {}, (more,)),
+        ("sessions.json", [{"versions": [1]}], (more,)),
+        ("facts.json", [], (load, more, table)),
+        ("facts.json", {"inputs": {}, "labels": [[1]]}, (load, more, table)),
+        ("facts.json", {"inputs": [], "labels": [[1]]}, (load, more, table)),
+        ("facts.json", {"inputs": {"classes": ["a"]}, "labels": [[1]]}, (load,)),
+        ("facts.json", {"inputs": INPUTS, "labels": "many"}, (load, more, table)),
+        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "fingerprints": [1]}, (load, more, table)),
+        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "deviations": 1}, (load, more, table)),
+        ("summary.json", [], (table,)),
+        ("summary.json", {"samples_per_second": 1.0, "global/last": {}}, (table,)),
+        ("metrics.jsonl", [1], (more,)),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(
+    file: str, content: Any, readers: Any, finished_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "all" / "fedavg" / "seed-0"
+    shutil.copytree(finished_run, run)
+    (run / file).write_text(json.dumps(content) + "\n")
+    before = files(run)
+    for reader in readers:
+        with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+            reader(run)
+        assert files(run) == before
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    fedrane.run(quick(rounds=1), run)
+    return run
+
+
+# ---- states of another version
+
+
+@pytest.mark.parametrize("norm", ["shared", "local"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
+    """So that states of another version can be told from it; before the finale and after it."""
+    e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
+    more = {"dataset": blobs(), "model": network(True)}
+    stopped(e, tmp_path / "run", **more)
+    assert fedrane.resume(tmp_path / "run", **more).finished
+    assert fedrane.resume(tmp_path / "run", **more).finished
+
+
+@pytest.mark.parametrize(("method", "lost"), [("ditto", "global"), ("scaffold", "control"), ("apple", "relation")])
+def test_states_of_another_version_are_one_clear_error(method: str, lost: str, tmp_path: Path) -> None:
+    stopped(quick(method=method, rounds=2), tmp_path / "run")
+    (path,) = Folder(tmp_path / "run").checkpoints()
+    found = folder.read(path)
+    own = found.owns[2]
+    assert lost in own.extra
+    extra = {key: value for key, value in own.extra.items() if key != lost}
+    folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run anew"):
+        fedrane.resume(tmp_path / "run")
+    assert files(tmp_path / "run") == before
 
 
 # ---- a method and a network of one's own
@@ -324,6 +430,33 @@ def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkey
     with pytest.raises(CheckpointError, match="touch"):
         fedrane.load(tmp_path / "run", trust_code=True)
     assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_names_its_method_in_any_form(tmp_path: Path) -> None:
+    """``method = "…"`` is the short form of a table with a name."""
+    fedrane.run(quick(rounds=1), tmp_path / "run")
+    file, config = tmp_path / "evil.py", tmp_path / "run" / "config.toml"
+    file.write_text(f"open({str(tmp_path / 'made')!r}, 'w')")
+    config.write_text(f'method = "{file}:M"\n' + config.read_text().replace('[method]\nname = "fedavg"\n', ""))
+    for action in (fedrane.load, fedrane.resume):
+        with pytest.raises(ConfigError, match="names code: method="):
+            action(tmp_path / "run")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> None:
+    """A folder may not have any other function of it called; by its place as by its content."""
+    file, e = own(tmp_path, method="fedavg")
+    fedrane.run(e, tmp_path / "run")
+    config, other = tmp_path / "run" / "config.toml", tmp_path / "elsewhere.py"
+    other.write_text(OWN.read_text())
+    text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
+    config.write_text(text)
+    facts = json.loads((tmp_path / "run" / FACTS).read_text())
+    (tmp_path / "run" / FACTS).write_text(json.dumps(facts | {"sources": {}}))
+    with pytest.raises(ConfigError, match="names code: model="):
+        fedrane.load(tmp_path / "run")
 
 
 def test_a_compiled_file_beside_the_code_is_not_run(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from fedrane.settings import NAME, addressed, by_label, parse
 from fedrane.terminal import (
     INTERRUPTED,
     Stop,
+    Trust,
     Words,
     console_for,
     experiment_of,
@@ -63,10 +64,6 @@ DataRoot = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable lines on standard output.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]
-Trust = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run the method or network that a folder names, though you have not before."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 
 

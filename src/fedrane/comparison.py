@@ -21,7 +21,7 @@ from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.files import write_atomically
-from fedrane.folder import COMPARISON, CONFIG, FACTS, SUMMARY, Folder, read_labels
+from fedrane.folder import COMPARISON, CONFIG, FACTS, METRICS, SUMMARY, Folder, read_labels
 from fedrane.predictor import Inputs
 from fedrane.run import Callback, automatic_model, resume, run
 from fedrane.settings import dotted
@@ -150,10 +150,27 @@ def compare(
                     continue
                 if not result.finished:
                     return None
-            runs[name].append(folder.read_json(SUMMARY))
+            runs[name].append(_summary(folder))
     comparison = Comparison(runs, Path(out), diverged, labels)
     write_atomically(Path(out) / "table.md", comparison.markdown())
     return comparison
+
+
+def _summary(folder: Folder) -> Metrics:
+    """All that the table reads of it is there, where the method has such a model."""
+    found = folder.read_json(SUMMARY)
+    try:
+        measured = [(whose, f"{whose}/{which}") for _, whose, which in COLUMNS]
+        numbers = [found[name][f"{whose}/accuracy"] for whose, name in measured if name in found]
+        told = all(isinstance(number, int | float) for number in [found["samples_per_second"], *numbers])
+    except (KeyError, TypeError):
+        told = False
+    if not told:
+        raise CheckpointError(
+            f"{folder.path / SUMMARY} is not the summary of a run",
+            remedy=f"Remove it: it is written again from {METRICS} when the comparison goes on",
+        )
+    return dict(found)
 
 
 def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
@@ -203,7 +220,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
     name = dotted(values).get("method.name")
     if name != wanted.method_name:  # and what the folder names is not loaded
         raise _another(folder, "method.name", name, wanted.method_name)
-    facts = folder.read_json(FACTS)
+    facts = folder.read_facts()
     for deviation in facts.get("deviations", []):
         raise CheckpointError(
             f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
@@ -217,7 +234,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         )
     config = Experiment.from_dict(values)
     saved, idle = dotted(config.to_dict()), effects.idle(config)
-    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts.get("inputs", {})))
+    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts["inputs"], folder.path / FACTS))
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)

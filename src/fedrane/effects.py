@@ -7,8 +7,9 @@ said and taken out, since words over the file may be what made it idle.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedrane import models
@@ -100,10 +101,13 @@ def idle_fields(algorithm: Algorithm) -> dict[str, str]:
     return found
 
 
-def settle(e: Experiment) -> tuple[Experiment, list[Notice]]:
-    """The experiment without values that can have no effect, and what is to be said of them."""
+def settle(e: Experiment, also: Mapping[str, str] = MappingProxyType({})) -> tuple[Experiment, list[Notice]]:
+    """The experiment without values that can have no effect, and what is to be said of them.
+
+    ``also`` names settings without effect where this experiment is to run, and why.
+    """
     notices = []
-    for key, value, usual, why in list(_asked_in_vain(e)):
+    for key, value, usual, why in list(_asked_in_vain(e, {**idle(e), **also})):
         source = None if e.origin is None else e.origin.get(key)
         if e.origin is None or source == WORD:
             raise no_effect(key, value, why)
@@ -117,9 +121,9 @@ def no_effect(key: str, value: Any, why: str) -> NoEffect:
     return NoEffect(f"{key}={_text(value)} would have no effect", why, f"Leave {key} out, or set what it needs")
 
 
-def _asked_in_vain(e: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
+def _asked_in_vain(e: Experiment, idle: Mapping[str, str]) -> Iterator[tuple[str, Any, Any, str]]:
     settled = {rule.key: rule.settled for rule in RULES}
-    for key, why in idle(e).items():
+    for key, why in idle.items():
         value, usual = _get(e, key), _usual(e, key)
         a_word = e.origin is not None and e.origin.get(key) == WORD
         if a_word or (value != usual and value not in settled.get(key, ())):

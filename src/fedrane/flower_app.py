@@ -35,12 +35,13 @@ from fedrane.engines.flower import CONCLUDE, Fleet, Flower, Order, Site, client_
 from fedrane.engines.store import NEVER, Store
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.evaluation import Metrics, official, over_clients, overall, validation
-from fedrane.experiment import REMOTE, Experiment
+from fedrane.experiment import REMOTE, Experiment, read_toml
 from fedrane.federation import Federation, Normaliser, Pool, describe, each_of
 from fedrane.files import write_atomically
 from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
 from fedrane.predictor import Inputs, Predictor
 from fedrane.run import (
+    OLDER,
     Callback,
     Result,
     _Loop,
@@ -69,11 +70,12 @@ class App(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> App:
+        """What the experiment names is run: of an app that its user runs, or once that is known or trusted."""
         experiment = Experiment.from_toml(folder / EXPERIMENT)
         device = pick_device(experiment.device)
         precision = automatic_precision(experiment.precision, device)
         experiment = experiment.replace(device=str(device), precision=precision)
-        return cls(experiment, Inputs.from_dict(json.loads((folder / INPUTS).read_text(encoding="utf-8"))))
+        return cls(experiment, Inputs.from_dict(Folder(folder).read_json(INPUTS), folder / INPUTS))
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / EXPERIMENT, self.experiment.to_toml())
@@ -175,6 +177,7 @@ class AppHome:
         models = Checkpoint(order.round, State(whole or nothing, {}), {site.client: State(personal or nothing, {})})
         folder.mkdir(parents=True, exist_ok=True)
         self.app.write(folder)
+        own_code.remember(self.app.experiment)  # its operator runs this app, and so may ask its models
         write(folder / FINAL, models)
 
     def _split(self, number: int, rows: int) -> tuple[NDArray[np.int64], ...]:
@@ -192,16 +195,25 @@ def ended_last(folder: str | Path) -> Path:
     return found[-1].parent
 
 
-def models(folder: str | Path) -> dict[str, Predictor]:
-    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``."""
+def models(folder: str | Path, *, trust_code: bool = False) -> dict[str, Predictor]:
+    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``.
+
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
+    return left_behind(folder, trust_code)[1]
+
+
+def left_behind(folder: str | Path, trust_code: bool = False) -> tuple[App, dict[str, Predictor]]:
+    """What a federation has left in a client's folder: data, of which any may have been written by somebody else."""
     last = ended_last(folder)
+    own_code.require_named(last, read_toml(last / EXPERIMENT), trust_code)
     app = App.read(last)
     app = app._replace(experiment=at_rest(app.experiment))
     kept = read(last / FINAL)
     algorithm, task = algorithm_at(app.experiment, kept.round), app.task()
     mine = next(iter(kept.owns.values()))
     held = {GLOBAL: kept.server.model, PERSONAL: mine.model}
-    return {kind: Predictor(task, algorithm, model, app.inputs) for kind, model in held.items() if model.params}
+    return app, {kind: Predictor(task, algorithm, model, app.inputs) for kind, model in held.items() if model.params}
 
 
 # ---- the server
@@ -382,7 +394,9 @@ def serve(app: App, settings: Settings, grid: Grid) -> None:
         facts = _begin(app, folder, fleet, settings.wait) if fresh else _continue(app, folder, fleet)
         loop = RemoteLoop(app, _register(app, settings, facts["labels"]), fleet, folder)
         done = folder.finished
-        checkpoint, _ = folder.newest(loop.task.device) if not fresh else (None, [])
+        checkpoint, problems = folder.newest(loop.task.device) if not fresh else (None, [])
+        for problem in problems:
+            loop.tell(f"{problem} {OLDER}")
         history = folder.cut_metrics(checkpoint.round if checkpoint else 0) if not fresh else []
         if done and checkpoint:
             loop.server, loop.owns, loop.history = checkpoint.server, dict(checkpoint.owns), history
@@ -442,7 +456,7 @@ def _code(app: App) -> dict[str, str]:
 
 def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
     folder.open()
-    facts: dict[str, Any] = folder.read_json(FACTS)
+    facts = folder.read_facts()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
     if changed := sources.changed(facts.get("sources", {}), _code(app)):
         files = " and ".join(str(sources.own_files(app.experiment)[key]) for key in changed)
@@ -455,6 +469,8 @@ def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
                 f"its config.toml differs from the app's {EXPERIMENT}",
                 elsewhere,
             )
+    if not isinstance(facts.get("key"), str) or not isinstance(facts.get("life"), int):
+        raise CheckpointError(f"{folder.path / FACTS} is not that of a federation", "it has no key and life", elsewhere)
     facts["life"] += 1
     folder.write_json(FACTS, facts)
     fleet.key, fleet.life = facts["key"], facts["life"]

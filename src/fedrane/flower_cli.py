@@ -19,11 +19,13 @@ from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.terminal import Words, experiment_of, note, write_line
+from fedrane.terminal import Trust, Words, experiment_of, note, write_line
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"
 """It imports Flower, which is an extra."""
+IDLE = {"engine": "each client of a federation trains on its own machine, which no engine does"}
+"""Settings of an experiment that a federation has no use for."""
 DAYS = 30
 """A trial's certificates hold for a month."""
 
@@ -125,8 +127,9 @@ def new_command(
         model=automatic_model(experiment.model, rows.shape),
         partition=experiment.partition.resolved(rows.client is not None),
     )
-    experiment, unused = effects.settle(resolved.set_by(experiment.origin))
+    experiment, unused = effects.settle(resolved.set_by(experiment.origin), IDLE)
     note(unused)
+    experiment.augment.check(rows.shape)
     experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     package = "app_" + name.replace("-", "_")
@@ -270,16 +273,17 @@ def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A client's folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
     whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
+    trust_code: Trust = False,
 ) -> None:
     """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
     require("flower", "fedrane flower predict", APP)
-    from fedrane.flower_app import App, ended_last, models
+    from fedrane.flower_app import left_behind
 
-    experiment, found = App.read(ended_last(folder)).experiment, models(folder)
+    app, found = left_behind(folder, trust_code)
     kind = "global" if whole or "personal" not in found else "personal"
     if kind not in found:
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
-    rows = [row for file in files for row in read_rows(file, model.inputs.shape, experiment.image_size)]
-    for one in answer(model, rows, experiment.batch):
+    rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
+    for one in answer(model, rows, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -33,6 +34,8 @@ FACTS, PARTITION, SESSIONS = "facts.json", "partition.npz", "sessions.json"
 CODE, CALIBRATION = "code", "calibration.json"
 COMPARISON = "comparison.json"
 """In the folder above those of a comparison's methods: the labels that they were given, by folder."""
+DIGESTS = ("sources", "fingerprints", "accepted")
+"""The entries of a run's facts that tell its inputs from others, a later one over an earlier."""
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
@@ -126,6 +129,23 @@ class Folder:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
+    def read_facts(self) -> dict[str, Any]:
+        """What a run's models and inputs are; all that is read of it is of the right kind."""
+        facts = self.read_json(FACTS)
+        try:
+            known = isinstance(facts["inputs"]["classes"], list)
+            known &= np.array(facts["labels"], dtype=np.int64).ndim == 2
+        except (KeyError, TypeError, ValueError, OverflowError):
+            known = False
+        if not known:
+            raise CheckpointError(f"{self.path / FACTS} does not tell classes and labels")
+        for name, kind in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
+            found = facts.get(name, kind())
+            texts = found.values() if isinstance(found, dict) else found
+            if not isinstance(found, kind) or not all(isinstance(text, str) for text in texts):
+                raise CheckpointError(f"{self.path / FACTS}: {name} cannot be read")
+        return dict(facts)
+
     @property
     def label(self) -> str:
         """What a comparison called the method of this run; empty where that is its name, or there was none."""
@@ -175,6 +195,9 @@ class Folder:
             except ValueError as error:
                 if number < len(lines):
                     raise CheckpointError(f"{path}, line {number}, is not JSON: {error}", remedy="Remove it") from error
+                break
+            if line and not (isinstance(records[-1], dict) and isinstance(records[-1].get("round"), int)):
+                raise CheckpointError(f"{path}, line {number}, is not the record of a round", remedy="Remove it")
         return records
 
     def metrics_until(self, last: int) -> list[dict[str, Any]]:

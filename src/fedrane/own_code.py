@@ -11,14 +11,15 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedrane import loading, sources
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
 from fedrane.files import write_atomically
-from fedrane.folder import CODE, CONFIG, FACTS, Folder
-from fedrane.settings import dotted
+from fedrane.folder import CODE, CONFIG, DIGESTS, Folder
+from fedrane.settings import flat
 
 KEYS = ("method.name", "model")
 """The settings that may name code."""
@@ -38,14 +39,20 @@ def _record() -> Path:
 
 def remember(experiment: Experiment) -> None:
     """The user has named this experiment's code: it may be run when a folder names it."""
-    for reference in _references(dotted(experiment.to_dict())).values():
-        file = loading.file_of(reference)
-        _add(_marks(reference, file) if file and file.is_file() else {f"module {reference}"})
+    for reference in _references(experiment.to_dict()).values():
+        _add(_marks(reference, loading.file_of(reference)))
 
 
-def _marks(reference: str, file: Path) -> set[str]:
-    """A file is known by its place, where its user may edit it, and by its content, of which a run has a copy."""
-    return {f"file {file.resolve()}", f"sha256 {loading.version(reference)}"}
+def _marks(reference: str, file: Path | None) -> set[str]:
+    """What a reference is known by: with the name in it, the content of the file, of which a run has a copy.
+
+    And the file's place, where its user may edit it; not that of a copy in somebody's folder.
+    """
+    if file is None or not file.is_file():
+        return {f"module {reference}"}
+    name = reference.rpartition(":")[2]
+    content = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}:{name}"
+    return {content, f"file {file.resolve()}:{name}"} if file == loading.file_of(reference) else {content}
 
 
 def _add(marks: set[str]) -> None:
@@ -66,7 +73,9 @@ def _known() -> set[str]:
         return _named
 
 
-def _references(settings: Mapping[str, Any]) -> dict[str, str]:
+def _references(values: Mapping[str, Any]) -> dict[str, str]:
+    """The code that a configuration names, by its keys; ``method = "…"`` names it as ``[method] name`` does."""
+    settings = flat(values)
     named = {key: str(settings.get(key, "")) for key in KEYS}
     return {key: name for key, name in named.items() if loading.is_reference(name)}
 
@@ -90,7 +99,7 @@ def _copy(folder: Folder, file: Path, digest: str) -> Path:
 
 def recorded(facts: Mapping[str, Any]) -> dict[str, str]:
     """The digests of a run's inputs, as they were when it began or as a change was accepted last."""
-    return {**facts.get("sources", {}), **facts.get("fingerprints", {}), **facts.get("accepted", {})}
+    return {key: digest for name in DIGESTS for key, digest in facts.get(name, {}).items()}
 
 
 def now(folder: Folder) -> dict[str, str]:
@@ -105,7 +114,7 @@ def gone(folder: Folder) -> list[Path]:
 
 
 def _of(folder: Folder) -> dict[str, str]:
-    return _references(dotted(read_toml(folder.path / CONFIG)))
+    return _references(read_toml(folder.path / CONFIG))
 
 
 @contextmanager
@@ -116,17 +125,12 @@ def opened(folder: Folder, trust: bool = False, changed: bool = False) -> Iterat
     ``trust`` lets code run that the user has not named before.
     """
     values = read_toml(folder.path / CONFIG)
-    then = recorded(folder.read_json(FACTS))
+    then = recorded(folder.read_facts())
     files: dict[str, Path] = {}
-    for key, reference in _of(folder).items():
-        original = loading.file_of(reference)
-        if original is None:
-            _require_named(folder, key, reference, {f"module {reference}"}, reference, trust)
-            continue
-        file = files[reference] = _found(folder, original, then.get(key), changed)
-        content = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
-        place = {f"file {file.resolve()}"} if file == original else set()
-        _require_named(folder, key, reference, {content, *place}, str(file), trust)
+    for key, reference in _references(values).items():
+        if original := loading.file_of(reference):
+            files[reference] = _found(folder, original, then.get(key), changed)
+    require_named(folder.path, values, trust, files)
     with loading.elsewhere(files):
         yield Experiment.from_dict(values)
 
@@ -144,12 +148,18 @@ def _found(folder: Folder, original: Path, then: str | None, changed: bool) -> P
     return copy
 
 
-def _require_named(folder: Folder, key: str, reference: str, marks: set[str], what: str, trust: bool) -> None:
-    if trust:
-        _add(marks)
-    elif not marks & _known():
-        raise ConfigError(
-            f"{folder.path} names code: {WORDS[key]}={reference}",
-            "you have not run it here before, and a folder from elsewhere may name any code",
-            f"Read {what}; if you trust it: --trust-code (from Python, trust_code=True)",
-        )
+def require_named(
+    folder: Path, values: Mapping[str, Any], trust: bool = False, files: Mapping[str, Path] = MappingProxyType({})
+) -> None:
+    """What a folder's configuration names must be known, or be trusted now; ``files`` say where it is loaded from."""
+    for key, reference in _references(values).items():
+        file = files.get(reference) or loading.file_of(reference)
+        marks = _marks(reference, file)
+        if trust:
+            _add(marks)
+        elif not marks & _known():
+            raise ConfigError(
+                f"{folder} names code: {WORDS[key]}={reference}",
+                "you have not run it here before, and a folder from elsewhere may name any code",
+                f"Read {file or reference}; if you trust it: --trust-code (from Python, trust_code=True)",
+            )

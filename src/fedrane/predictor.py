@@ -46,12 +46,13 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Inputs:
+    def from_dict(cls, values: Mapping[str, Any], where: Path) -> Inputs:
+        """``where`` they were read."""
         kinds = {"shape": int, "classes": str, "mean": float, "std": float}
         try:
             return cls(*(tuple(map(kind, values[name])) for name, kind in kinds.items()))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the form of the inputs cannot be read: {error!r}") from error
+            raise CheckpointError(f"{where}: the form of the inputs cannot be read: {error!r}") from error
 
 
 class Predictor(nn.Module):

@@ -17,7 +17,20 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fedrane import data, effects, engines, loading, models, own_code, sessions, settings, sources, timing, tree
+from fedrane import (
+    data,
+    effects,
+    engines,
+    loading,
+    methods,
+    models,
+    own_code,
+    sessions,
+    settings,
+    sources,
+    timing,
+    tree,
+)
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.calibration import Calibration, calibrate
 from fedrane.data import partition as partitions
@@ -30,7 +43,7 @@ from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
 from fedrane.experiment import PYTHON, Experiment, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder
+from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder, empty_dicts
 from fedrane.predictor import Inputs, Models
 from fedrane.settings import dotted
 from fedrane.sgd import SGD
@@ -39,6 +52,7 @@ from fedrane.threads import cores, limited
 
 PHASES = TRAIN, MERGE, EVALUATE, SAVE = ("train", "merge", "evaluate", "save a checkpoint")
 """The parts of a round, by the names they have in a trace."""
+OLDER = "Going on from an older checkpoint."
 
 
 class Callback:
@@ -115,7 +129,7 @@ def run(
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
             own_code.remember(experiment)
             own_code.keep(experiment, folder)
-            prints = {"data": sources.of_dataset(rows), **_fingerprints(loop.task, model, folder)}
+            prints = _of_data(rows, dataset) | _fingerprints(loop.task, model, folder)
             folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
@@ -155,7 +169,7 @@ def resume(
         pick_device(experiment.device)
         most = cleanup.enter_context(limited(1))
         rows = as_dataset(experiment, dataset)
-        inputs.check({"data": sources.of_dataset(rows)})
+        inputs.check(_of_data(rows, dataset))
         partition = partitions.load(folder.path / PARTITION, len(rows.y))
         loop = _Loop(experiment, rows, partition, model, folder, callbacks, stop, calibrate)
         inputs.check(_fingerprints(loop.task, model, folder))
@@ -163,8 +177,9 @@ def resume(
         done = checkpoint.round if checkpoint else 0
         if checkpoint:
             require_fit(loop.task, checkpoint, folder)
+            _require_same_states(loop, algorithm_at(before, done), checkpoint)
         loop.history = folder.metrics_until(done)
-        notes = [f"{problem} Going on from an older checkpoint." for problem in problems]
+        notes = [f"{problem} {OLDER}" for problem in problems]
         notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
         notes += inputs.unused(experiment)
         deviations = inputs.accepted()
@@ -205,8 +220,8 @@ def load(out: str | Path, *, model: Network = None, trust_code: bool = False) ->
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    facts = folder.read_json(FACTS)
-    inputs = Inputs.from_dict(facts["inputs"])
+    facts = folder.read_facts()
+    inputs = Inputs.from_dict(facts["inputs"], folder.path / FACTS)
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
@@ -233,7 +248,17 @@ def read_calibration(folder: Folder, round: int) -> dict[str, Calibration]:
     if not (folder.path / CALIBRATION).is_file():
         return {}
     stored = folder.read_json(CALIBRATION)
-    return {kind: Calibration(**found) for kind, found in stored["models"].items()} if stored["round"] == round else {}
+    try:
+        found = {kind: Calibration(float(c["temperature"]), str(c["examples"])) for kind, c in stored["models"].items()}
+        fits = stored["round"] == round
+        if not all(0 < calibration.temperature < math.inf for calibration in found.values()):
+            raise ValueError("a temperature is positive and finite")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder.path / CALIBRATION} does not tell a round and the temperatures of its models",
+            remedy="Put it back as it was; removed, the models give scores and no probabilities",
+        ) from error
+    return found if fits else {}
 
 
 def at_rest(experiment: Experiment) -> Experiment:
@@ -262,6 +287,44 @@ def _other_network(folder: Folder, why: str) -> CheckpointError:
 # ---- a run that goes on
 
 
+def _require_same_states(loop: _Loop, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
+    """States that another version of the library wrote must not reach hooks that expect others.
+
+    A method of the library goes on keeping what ``join`` gives, and that has one form for all clients; it may keep more
+    later. A user's method may do otherwise; its file is watched instead.
+    """
+    name, folder = loop.experiment.method_name, loop.folder
+    if name not in methods.METHODS or not checkpoint.owns or not folder:
+        return
+    client = loop.federation.client(min(checkpoint.owns), checkpoint.round, 0.0, 0)
+    other = CheckpointError(
+        f"the clients' states in {folder.path} are of another version of {name}",
+        "they do not hold what it keeps now",
+        "Start the run anew in another folder, or go on with the version that began it",
+    )
+    try:
+        expected = _form(algorithm.join(loop.task, checkpoint.server, client))
+    except KeyError as error:  # of the server's state
+        raise other from error
+    if any(expected - _form(own) for own in checkpoint.owns.values()):
+        raise other
+
+
+def _form(state: State) -> set[tuple[str, torch.Size | None]]:
+    """The paths of all dicts, and of all tensors with their shapes."""
+    shapes = {path: leaf.shape for path, leaf in tree.flatten(state).items()}
+    ends = {f"{path}{tree.SEPARATOR}" for path in empty_dicts(state)} | shapes.keys()
+    parts = [path.split(tree.SEPARATOR) for path in ends]
+    dicts = {tree.SEPARATOR.join(names[:depth]) for names in parts for depth in range(1, len(names))}
+    return {*shapes.items(), *((path, None) for path in dicts)}
+
+
+def _of_data(rows: Dataset, given: Source) -> dict[str, str]:
+    """Of the examples; and of how they are scaled, where somebody hands that over with them."""
+    found = {"data": sources.of_dataset(rows)}
+    return found if given is None else found | {"normalisation": sources.of_normalisation(rows)}
+
+
 def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
     """Of the partition, and of a network that was handed over: no file tells whether that is the same."""
     found = {"partition": sources.digest(folder.path / PARTITION)}
@@ -282,11 +345,12 @@ class _Recorded:
             "method.name": f"the method's file {loading.file_of(settings.get('method.name', ''))}",
             "model": f"the network's file {loading.file_of(settings.get('model', ''))}",
             "data": f"the dataset {settings.get('dataset')}",
+            "normalisation": "the dataset's mean and std",
             "partition": f"the folder's {PARTITION}",
             "network": "the network",
             "weights": "the first weights of the network",
         }
-        self._facts: dict[str, Any] = folder.read_json(FACTS)
+        self._facts = folder.read_facts()
         self._then = own_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from fedrane._version import __version__
-from fedrane.errors import FileError
+from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
 from fedrane.folder import SESSIONS, Folder
 
 Entry = dict[str, Any]
+COMPARED = ("versions", "machine")
+"""The parts of an entry that should be those of the session before."""
 
 
 def describe(experiment: Experiment, done: int) -> Entry:
@@ -68,15 +70,21 @@ def device_name(device: str) -> str:
 
 def read(folder: Folder) -> list[Entry]:
     """All so far; none in a folder of an earlier version."""
-    found: list[Entry] = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
+    found = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
+    if not isinstance(found, list) or not all(map(_is_entry, found)):
+        raise CheckpointError(f"{folder.path / SESSIONS} is not a list of sessions", remedy="Put it back, or remove it")
     return found
+
+
+def _is_entry(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(kind, {}), dict) for kind in COMPARED)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What of two sessions' versions and machines is not the same, in words."""
     return [
         f"{name.replace('_', ' ')} {value} (was {before[kind][name]})"
-        for kind in ("versions", "machine")
+        for kind in COMPARED
         for name, value in now[kind].items()
         if name in before.get(kind, {}) and before[kind][name] != value
     ]

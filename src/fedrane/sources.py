@@ -66,6 +66,14 @@ def of_dataset(rows: Dataset) -> str:
     return _of_arrays([*rows.classes], found)
 
 
+def of_normalisation(rows: Dataset) -> str:
+    """Of the means and deviations by which inputs are scaled, which a dataset that is handed over may have of any kind.
+
+    To nine digits: the last bits of those that are computed from the rows may differ from machine to machine.
+    """
+    return _of_arrays([f"{value:.9g}" for value in (*rows.mean, *rows.std)], {})
+
+
 def of_network(task: Task) -> str:
     """Of a network's layers, and of its constants, which no checkpoint holds; not of the code in ``forward``."""
     layers = [f"{part} {module!r}" for part, module in task.parts.items()]

@@ -22,6 +22,10 @@ from fedrane.settings import Notice, parse, told
 
 INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the method or network that a folder names, though you have not before."),
+]
 
 
 def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experiment:

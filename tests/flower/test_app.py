@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Experiment, data, report
+from fedrane import Experiment, data, own_code, report
 from fedrane.cli import app as command
 from fedrane.data.own import read_labelled
 from fedrane.engines.flower import Fleet, TooFew
@@ -176,6 +176,26 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
 
 
+def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(tmp_path, rounds=4, participation=1.0)
+    with pytest.raises(Killed):
+        federation.serve(down=dying(4))
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(b"")
+    same_as_local(federation, federation.serve())
+    assert f"{newest} cannot be read" in caplog.text
+    assert "Going on from an older checkpoint." in caplog.text
+
+
+def test_a_local_runs_folder_is_not_a_federations(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2)
+    fedrane.run(federation.app.experiment.replace(engine="sequential", threads=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"facts\.json is not that of a federation"):
+        federation.serve()
+
+
 def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
     """As in a local run; also by a server that is killed between the rounds and the finale."""
     schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
@@ -302,6 +322,33 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
         fedrane.resume(out)
 
 
+def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own account has run the app; another one must say that it trusts what was left there."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.read_text())
+    federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
+    federation.serve()
+    folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
+    ask = ["flower", "predict", folder, rows]
+    monkeypatch.setattr(own_code, "_named", set())
+    known = CliRunner().invoke(command, ask)
+    assert known.exit_code == 0, known.output
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
+    file.write_text(OWN.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
+    monkeypatch.setattr(own_code, "_named", set())
+    refused = CliRunner().invoke(command, ask)
+    assert isinstance(refused.exception, ConfigError)
+    assert "names code: method=" in str(refused.exception)
+    with pytest.raises(ConfigError, match="--trust-code"):
+        models(folder)
+    assert not (tmp_path / "made").exists()
+    assert CliRunner().invoke(command, [*ask, "--trust-code"]).output == known.output
+    assert (tmp_path / "made").exists()
+    assert models(folder).keys() == {"global"}
+
+
 # ---- what a client reads
 
 
@@ -372,11 +419,17 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     x, y = np.zeros((12, 3), np.float32), np.arange(12) % 2
     np.savez(tmp_path / "owned.npz", x=x, y=y, client=np.arange(12) % 3)
     owned = f"dataset={tmp_path / 'owned.npz'}"
-    for words in (["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]):
+    refused = [["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]]
+    refused += [["engine=stacked"], ["augment.crop=8"], [owned, "augment.flip=true"]]
+    for words in refused:
         result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), *words])
         assert isinstance(result.exception, ConfigError | DataError), words
         assert words[-1].partition("=")[0] in str(result.exception)
     assert not (tmp_path / "other").exists()
+    (tmp_path / "e.toml").write_text('engine = "stacked"')
+    result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), str(tmp_path / "e.toml")])
+    assert "engine=stacked is not used" in result.stderr
+    assert App.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
 
 
 def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:

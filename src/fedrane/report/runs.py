@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import ELSEWHERE, REMOTE, defaults, read_toml
-from fedrane.folder import CONFIG, FACTS, METRICS, Folder
+from fedrane.folder import CONFIG, FACTS, Folder
 from fedrane.settings import NAME, dotted
 
 DEPTH = 3
@@ -115,18 +115,12 @@ def read(folder: Folder) -> Run:
             raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
     settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
     history = folder.read_metrics()
-    for number, record in enumerate(history, 1):
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise CheckpointError(f"{folder.path / METRICS}, line {number}, is not the record of a round")
-    facts = folder.read_json(FACTS)
-    try:
-        classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder.path / FACTS} does not tell classes and labels") from error
+    facts = folder.read_facts()
+    classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
     columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
-    if labels.ndim != 2 or labels.shape[1] not in columns:
+    if labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    deviations = tuple(map(str, facts.get("deviations", ())))
+    deviations = tuple(facts.get("deviations", ()))
     return Run(folder.path, settings, history, folder.finished, classes, labels, deviations, folder.label)
 
 

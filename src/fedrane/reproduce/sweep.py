@@ -17,7 +17,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.files import clear_errors
-from fedrane.folder import FACTS, Folder
+from fedrane.folder import Folder
 from fedrane.reproduce import records
 from fedrane.reproduce.store import DONE, FAILED, Record, Store, lock
 from fedrane.reproduce.targets import Cell
@@ -154,7 +154,7 @@ class Sweep:
             return None
         if set(cell.keeps) - record["kept"].keys() != {records.COSINES}:
             return None
-        history, population = folder.read_metrics(), len(folder.read_json(FACTS)["labels"])
+        history, population = folder.read_metrics(), len(folder.read_facts()["labels"])
         if len(history) != record["rounds"]:
             return None
         return {**record, "kept": {**record["kept"], records.COSINES: records.cosines(history, population)}}
