@@ -154,7 +154,10 @@ class Federation:
 
     def app(self, name: str, *words: str) -> App:
         """The page's app under another name, with other settings."""
-        self.do(re.sub(r"flower new trial", f"flower new {name}", self.prepare.splitlines()[0]) + " " + " ".join(words))
+        command = self.prepare.splitlines()[0].replace("flower new trial", f"flower new {name}")
+        keys = [word.partition("=")[0] for word in words]
+        page = [word for word in command.split() if word.partition("=")[0] not in keys]
+        self.do(" ".join([*page, *words]))
         return App.read(self.folder / name / f"app_{name.replace('-', '_')}")
 
     def submit(self, app: str = "trial", out: str = "run", **config: Any) -> str:
