@@ -50,17 +50,17 @@ clean: ## Remove what make has made: .venv, caches, build files (runs/ stays)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment of another Python than the one asked for is made anew.
+# An environment of another Python than the one asked for is rebuilt.
 VERSION := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
 ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
 .PHONY: $(READY)
-ANEW := --clear
+CLEAR := --clear
 endif
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
-	$(PYTHON) -m venv $(ANEW) .venv
+	$(PYTHON) -m venv $(CLEAR) .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,flower]'
 	@touch $@

@@ -14,12 +14,15 @@ from fedrane import Algorithm, Callback, Context, Experiment, Model, Outcome
 from fedrane.conformance import blobs
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
+from fedrane.engines.processes import impossible
 from fedrane.federation import Federation
 from fedrane.models import split_head
 from fedrane.sgd import SGD
 from fedrane.task import Batch, Task
 
 DOUBLE = torch.float64
+FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
+"""For tests of ``engine=processes``: on Linux without a GPU, as in CI, none is skipped."""
 
 
 def dense(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -50,11 +50,11 @@ def likelihood(examples: Answered, beta: Tensor, wrong: float) -> Tensor:
 
 @pytest.mark.parametrize("wrong", [0.0, 0.1])
 @pytest.mark.parametrize("beta", [0.2, 1.0, 30.0])
-def test_the_sums_are_slope_and_curvature(beta: float, wrong: float) -> None:
+def test_the_sums_are_gradient_and_curvature(beta: float, wrong: float) -> None:
     examples, at = drawn(40, 2.0), torch.tensor(beta, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(likelihood(examples, at, wrong), at, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope, at)
-    assert examples.sums(beta, wrong) == pytest.approx((float(slope.detach()), float(curvature)))
+    (gradient,) = torch.autograd.grad(likelihood(examples, at, wrong), at, create_graph=True)
+    (curvature,) = torch.autograd.grad(gradient, at)
+    assert examples.sums(beta, wrong) == pytest.approx((float(gradient.detach()), float(curvature)))
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 0.7, 1.0, 5.0, 40.0])

@@ -27,17 +27,7 @@ from fedrane.folder import FACTS, SESSIONS, Folder, round_of
 from fedrane.methods import METHODS, Method
 from fedrane.report.runs import gather
 from harness import OWN
-from problems import dense, quick
-
-
-class Told(Callback):
-    """What the user was told."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
+from problems import Listener, dense, quick
 
 
 def stopped(experiment: Experiment, out: Path, after: int = 1, **more: Any) -> fedrane.Result:
@@ -101,14 +91,14 @@ def test_a_session_that_fails_says_how(tmp_path: Path) -> None:
     assert entry["end"] is not None
 
 
-def test_other_versions_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on; its user knows that bits may differ."""
     stopped(quick(rounds=2), tmp_path / "run")
     now = sessions.versions()
     monkeypatch.setattr(sessions, "versions", lambda: now | {"torch": "9.9"})
-    told = Told()
-    fedrane.resume(tmp_path / "run", callbacks=[told])
-    (said,) = told.texts
+    listener = Listener()
+    fedrane.resume(tmp_path / "run", callbacks=[listener])
+    (said,) = listener.heard
     assert f"torch 9.9 (was {torch.__version__})" in said
     assert "numpy" not in said
     assert entries(tmp_path / "run")[1]["notes"] == [said]
@@ -154,9 +144,9 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     stopped(e, run)
     facts = json.loads((run / FACTS).read_text())
     npz(data, seed=1)
-    told = Told()
-    fedrane.resume(run, accept_changes=True, callbacks=[told], stop=lambda: True)
-    assert any("own.npz changed since" in text for text in told.texts)
+    listener = Listener()
+    fedrane.resume(run, accept_changes=True, callbacks=[listener], stop=lambda: True)
+    assert any("own.npz changed since" in text for text in listener.heard)
     entry, after = entries(run)[1], json.loads((run / FACTS).read_text())
     assert entry["changed_inputs"] == {"data": {"from": facts["fingerprints"]["data"], "to": after["accepted"]["data"]}}
     assert after["fingerprints"] == facts["fingerprints"]
@@ -235,10 +225,10 @@ def test_a_partition_that_changed(tmp_path: Path) -> None:
     stopped(e, tmp_path / "run")
     fedrane.run(quick(rounds=1, seed=5), tmp_path / "seed")
     shutil.copy(tmp_path / "seed" / "partition.npz", saved)
-    told = Told()
+    listener = Listener()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    fedrane.resume(tmp_path / "run", callbacks=[told])
-    assert told.texts == [f"{saved} changed since the run began: the partition in its folder is used."]
+    fedrane.resume(tmp_path / "run", callbacks=[listener])
+    assert listener.heard == [f"{saved} changed since the run began: the partition in its folder is used."]
     shutil.copy(saved, tmp_path / "copy" / "partition.npz")
     with pytest.raises(CheckpointError, match=r"the folder's partition\.npz changed"):
         fedrane.resume(tmp_path / "copy")
@@ -310,7 +300,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("norm", ["shared", "local"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
-    """So that states of another version can be told from it; before the finale and after it."""
+    """So that states of another version can be recognised; before the finale and after it."""
     e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
     more = {"dataset": blobs(), "model": network(True)}
     stopped(e, tmp_path / "run", **more)
@@ -328,7 +318,7 @@ def test_states_of_another_version_are_one_clear_error(method: str, lost: str, t
     extra = {key: value for key, value in own.extra.items() if key != lost}
     folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
     before = files(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run anew"):
+    with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run again"):
         fedrane.resume(tmp_path / "run")
     assert files(tmp_path / "run") == before
 
@@ -377,10 +367,10 @@ def test_a_folder_holds_the_code_it_was_made_with(tmp_path: Path) -> None:
     assert torch.equal(fedrane.load(tmp_path / "run").model(x), expected)
     file.unlink()
     assert torch.equal(fedrane.load(tmp_path / "run").model(x), expected)
-    told = Told()
-    result = fedrane.resume(tmp_path / "run", callbacks=[told])
+    listener = Listener()
+    result = fedrane.resume(tmp_path / "run", callbacks=[listener])
     same_bytes(states(result), states(whole))
-    assert f"{file} is gone: its copy in the run folder is used." in told.texts
+    assert f"{file} is gone: its copy in the run folder is used." in listener.heard
     assert result.experiment.model == f"{file}:network"
 
 
@@ -514,10 +504,10 @@ def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, fi
         fedrane.run(e, tmp_path / "run")
     else:
         stopped(e, tmp_path / "run", after=2)
-    told = Told()
-    result = fedrane.resume(tmp_path / "run", rounds=6, callbacks=[told])
+    listener = Listener()
+    result = fedrane.resume(tmp_path / "run", rounds=6, callbacks=[listener])
     done = 4 if finished else 2
-    assert told.texts == [f"rounds=6 instead of 4; it goes on from round {done}."]
+    assert listener.heard == [f"rounds=6 instead of 4; it goes on from round {done}."]
     same_bytes(states(result), states(fedrane.run(e.replace(rounds=6))))
     assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "whole").read_metrics())
     assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
@@ -530,11 +520,11 @@ def test_more_rounds_of_a_schedule_that_depends_on_them(tmp_path: Path) -> None:
     """It is said, and recorded, that the result is not that of a run planned so."""
     e = quick(rounds=2, schedule={"kind": "cosine"})
     fedrane.run(e, tmp_path / "run")
-    told = Told()
-    fedrane.resume(tmp_path / "run", rounds=4, callbacks=[told])
-    assert "not that of a run planned with 4" in told.texts[1]
-    assert entries(tmp_path / "run")[1]["notes"] == told.texts
-    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {told.texts[1]}"]
+    listener = Listener()
+    fedrane.resume(tmp_path / "run", rounds=4, callbacks=[listener])
+    assert "not that of a run planned with 4" in listener.heard[1]
+    assert entries(tmp_path / "run")[1]["notes"] == listener.heard
+    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {listener.heard[1]}"]
 
 
 def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
@@ -566,7 +556,7 @@ class Finishing(Algorithm):
 def test_more_rounds_go_on_from_before_the_finale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
 ) -> None:
-    """What the finale made is taken back, its lines too, and it is made anew at the end."""
+    """What the finale made is taken back, its lines too, and it is run again at the end."""
     monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
     e = quick(method=method, rounds=2, checkpoint_every=2)
     if stop:

@@ -15,7 +15,7 @@ from fedrane.errors import ConfigError
 from fedrane.experiment import KEYS
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedprox import FedProx
-from fedrane.settings import addressed, by_label, told
+from fedrane.settings import addressed, as_messages, by_label
 
 PROX = 'clients = 7\n[method]\nname = "fedprox"\nstrength = 5\n'
 
@@ -93,7 +93,9 @@ def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(fi
         e, notices = Experiment.asked([f"method={name}"], file)
         assert e.algorithm == Experiment(method=name).algorithm
         assert e.clients == 7, "the rest of the file stands"
-        assert told(notices) == [f"{file}: method.strength=5 is not used: meant for fedprox, and the method is {name}"]
+        assert as_messages(notices) == [
+            f"{file}: method.strength=5 is not used: meant for fedprox, and the method is {name}"
+        ]
         with pytest.warns(UserWarning, match=r"method\.strength=5 is not used"):
             Experiment.from_toml(file, [f"method={name}"])
     assert strength(Experiment.asked(["method=ditto", "method.strength=2"], file)[0]) == 2.0
@@ -147,7 +149,7 @@ def test_a_name_and_a_field_that_contradict_each_other(file: Path) -> None:
 def test_a_preset_under_another_method() -> None:
     e, notices = Experiment.asked(["method=fedavg", "preset=paper"])
     assert (e.method_name, e.lr) == ("fedavg", 0.5)
-    assert told(notices) == [
+    assert as_messages(notices) == [
         "preset=paper: method.length=ball is not used: meant for fedrane, and the method is fedavg"
     ]
 
@@ -293,7 +295,7 @@ def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None
         "lr = 0.3\n[partition]\nalpha = 0.1\nshards = 2\n[schedule]\nkind = 'step'\nfactor = 0.5\nevery = 3\n"
     )
     e, notices = effects.settle(Experiment.from_toml(file, ["partition.kind=iid", "schedule.kind=exponential"]))
-    assert told(notices) == [
+    assert as_messages(notices) == [
         f"{file}: partition.alpha=0.1 is not used: that needs "
         "partition.kind=dirichlet or dirichlet-capped or quantity, and partition.kind is iid",
         f"{file}: schedule.every=3 is not used: that needs schedule.kind=step, and schedule.kind is exponential",

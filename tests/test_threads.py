@@ -14,15 +14,13 @@ from threadpoolctl import threadpool_info
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Experiment, Result, conformance, engines
+from fedrane import Algorithm, Experiment, Result, conformance, engines, tree
 from fedrane.comparison import compare
 from fedrane.data.dataset import Dataset
-from fedrane.engines.processes import impossible
 from fedrane.errors import ConfigError
 from fedrane.folder import CONFIG
-from problems import federation, quick, table
+from problems import FORKS, Listener, federation, quick, table
 
-FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
 Many = Callable[[int], None]
 
 
@@ -69,22 +67,14 @@ def blas() -> list[dict[str, Any]]:
     return [info for info in threadpool_info() if info["user_api"] == "blas"]
 
 
-class Listener(Callback):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.heard.append(text)
-
-
 def ended(result: Result) -> tuple[Any, Any]:
     return conformance.states(result), untimed(result.history)
 
 
 def same_end(one: Result, other: Result) -> None:
-    (a, told), (b, said) = ended(one), ended(other)
+    (a, history), (b, other_history) = ended(one), ended(other)
     same_bytes(a, b)
-    assert told == said
+    assert history == other_history
 
 
 # ---- as many as it says
@@ -248,6 +238,16 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
         "engine=processes cannot be used here: forking is not safe. Going on with engine=threaded, to the same bits"
     ]
     assert Experiment.from_toml(tmp_path / "run" / CONFIG).engine == "processes", "what it was begun with"
+
+
+def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back() -> None:
+    """Channels last while it trains, contiguous in what it hands over."""
+    result = fedrane.run(quick(method="fedrane", model="convnet", batch=16, rounds=1), dataset=pictures())
+    trained = engines.Threaded(result.algorithm, result.federation).train(result.server, {}, [0, 1], 2, 0.05, 1)
+    for path, leaf in tree.flatten(
+        {"ups": trained.ups, "owns": {str(k): own for k, own in trained.owns.items()}}
+    ).items():
+        assert leaf.stride() == tree.as_saved(leaf).stride(), path
 
 
 def test_a_resumed_worker_ends_with_the_same_bits(tmp_path: Path) -> None:

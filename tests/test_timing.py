@@ -1,4 +1,4 @@
-"""What a round takes is told apart from the start of the process that ran it."""
+"""The time of a round does not include the start of the process that ran it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017: with the temperature T that minimises the negative
 log-likelihood, softmax(scores / T) is as sure as the model is right. At an inverse temperature β = 1/T that the server
-names, a client sends two sums over its examples, the slope and the curvature of that likelihood in β:
+names, a client sends two sums over its examples, the gradient and the curvature of that likelihood in β:
 
     Σ E_p[s] − s_y        Σ Var_p[s],        p = softmax(β s),
 
@@ -48,7 +48,7 @@ class Answered(NamedTuple):
     y: Tensor
 
     def sums(self, beta: float, wrong: float) -> tuple[float, float]:
-        """Slope and curvature; the chance ``wrong`` that a label misleads is spread over the other classes."""
+        """Gradient and curvature; the chance ``wrong`` that a label misleads is spread over the other classes."""
         others = (self.scores.sum(1) - self._of_label()) / max(1, self.scores.shape[1] - 1)
         p = (beta * self.scores).softmax(1)
         mean = (p * self.scores).sum(1)
@@ -63,9 +63,9 @@ def fit(clients: Sequence[Answered], wrong: Sequence[float]) -> float:
     """The temperature at which the examples of all clients together are most likely."""
     (low, high), beta = RANGE, 1.0
     for _ in range(ROUNDS):
-        slope, curvature = map(sum, zip(*map(Answered.sums, clients, [beta] * len(clients), wrong), strict=True))
-        low, high = (beta, high) if slope < 0 else (low, beta)
-        newton = beta - slope / curvature if curvature else math.nan
+        gradient, curvature = map(sum, zip(*map(Answered.sums, clients, [beta] * len(clients), wrong), strict=True))
+        low, high = (beta, high) if gradient < 0 else (low, beta)
+        newton = beta - gradient / curvature if curvature else math.nan
         after = newton if low < newton < high else math.sqrt(low * high)
         if abs(after - beta) <= PRECISION * beta:
             break
@@ -77,7 +77,7 @@ def calibrate(models: Models, federation: Federation, engine: object) -> dict[st
     """A temperature for the global model and one for all personal ones, each where the method has such.
 
     Examples set aside by ``validation`` are used if there are some, else those of training. Personal models share one
-    temperature, since a client alone has too few examples to tell it. Clients are spread over the cores where the
+    temperature, since a client alone has too few examples to fit it. Clients are spread over the cores where the
     engine does so.
     """
     spread = engine if isinstance(engine, Sequential) else Sequential(models.algorithm, federation)

@@ -162,10 +162,10 @@ def _summary(folder: Folder) -> Metrics:
     try:
         measured = [(whose, f"{whose}/{which}") for _, whose, which in COLUMNS]
         numbers = [found[name][f"{whose}/accuracy"] for whose, name in measured if name in found]
-        told = all(isinstance(number, int | float) for number in [found["samples_per_second"], *numbers])
+        readable = all(isinstance(number, int | float) for number in [found["samples_per_second"], *numbers])
     except (KeyError, TypeError):
-        told = False
-    if not told:
+        readable = False
+    if not readable:
         raise CheckpointError(
             f"{folder.path / SUMMARY} is not the summary of a run",
             remedy=f"Remove it: it is written again from {METRICS} when the comparison goes on",
@@ -192,8 +192,8 @@ def _labels(experiments: dict[str, Experiment]) -> dict[str, str]:
             continue
         alike = [dotted(e.to_dict()) for e in experiments.values() if e.method_name == experiment.method_name]
         own = dotted(experiment.to_dict())
-        told = [f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in alike)]
-        found[label] = f"{experiment.method_name} ({', '.join(told)})" if told else experiment.method_name
+        changed = [f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in alike)]
+        found[label] = f"{experiment.method_name} ({', '.join(changed)})" if changed else experiment.method_name
     return found
 
 

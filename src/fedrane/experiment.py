@@ -185,7 +185,7 @@ def _without_preset(values: Mapping[str, Any]) -> settings.Settings:
 
 
 def _warn(notices: Iterable[settings.Notice]) -> None:
-    for text in settings.told(notices):
+    for text in settings.as_messages(notices):
         warnings.warn(text, stacklevel=3)
 
 

@@ -35,7 +35,7 @@ CODE, CALIBRATION = "code", "calibration.json"
 COMPARISON = "comparison.json"
 """In the folder above those of a comparison's methods: the labels that they were given, by folder."""
 DIGESTS = ("sources", "fingerprints", "accepted")
-"""The entries of a run's facts that tell its inputs from others, a later one over an earlier."""
+"""The entries of a run's facts that identify its inputs, a later one over an earlier."""
 KEPT = 2
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
@@ -138,7 +138,7 @@ class Folder:
         except (KeyError, TypeError, ValueError, OverflowError):
             known = False
         if not known:
-            raise CheckpointError(f"{self.path / FACTS} does not tell classes and labels")
+            raise CheckpointError(f"{self.path / FACTS} has no classes and labels")
         for name, kind in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
             found = facts.get(name, kind())
             texts = found.values() if isinstance(found, dict) else found
@@ -157,7 +157,7 @@ class Folder:
         return (self.path / SUMMARY).is_file()
 
     def reopen(self, last: int, planned: Experiment | None = None) -> None:
-        """Take back what was made after the round ``last``, and plan anew if asked.
+        """Take back what was made after the round ``last``, and write the new plan if there is one.
 
         In this order: killed at any moment, it is a run of the old plan or of the new one, and can be resumed. A
         finale's checkpoint must not stand beside a new plan, in which its number is that of a round.
@@ -242,7 +242,7 @@ class Folder:
             raise CheckpointError(
                 f"{self.path} has no checkpoint{what} any more",
                 "its results were recorded, and its models removed",
-                "Start it anew in another folder",
+                "Start it again in another folder",
             )
         for path in reversed(found):
             try:
@@ -369,5 +369,5 @@ def read_labels(comparison: Path) -> dict[str, str]:
     found = Folder(comparison).read_json(COMPARISON)
     labels = found.get("labels") if isinstance(found, dict) else None
     if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
-        raise CheckpointError(f"{comparison / COMPARISON} does not tell labels")
+        raise CheckpointError(f"{comparison / COMPARISON} has no labels")
     return labels

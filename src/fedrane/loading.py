@@ -46,7 +46,7 @@ def elsewhere(files: Mapping[str, Path]) -> Iterator[None]:
 
 
 def version(name: str) -> str:
-    """What tells the code that a reference names now from what it named before; empty for a module or no file."""
+    """A digest of the code that a reference names now; empty for a module or no file."""
     file = _elsewhere.get().get(name) or file_of(name)
     return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else ""
 

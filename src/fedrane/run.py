@@ -114,7 +114,7 @@ def run(
         most = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
         rows = as_dataset(experiment, dataset)
         experiment, unused = settled(experiment, rows, dataset is not None, model is not None)
-        for callback, text in itertools.product(callbacks, settings.told(unused)):
+        for callback, text in itertools.product(callbacks, settings.as_messages(unused)):
             callback.message(text)
         partition = make_partition(experiment, rows)
         experiment = experiment.replace(clients=len(partition.clients))
@@ -255,7 +255,7 @@ def read_calibration(folder: Folder, round: int) -> dict[str, Calibration]:
             raise ValueError("a temperature is positive and finite")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder.path / CALIBRATION} does not tell a round and the temperatures of its models",
+            f"{folder.path / CALIBRATION} has no round and temperatures of its models",
             remedy="Put it back as it was; removed, the models give scores and no probabilities",
         ) from error
     return found if fits else {}
@@ -300,7 +300,7 @@ def _require_same_states(loop: _Loop, algorithm: Algorithm, checkpoint: Checkpoi
     other = CheckpointError(
         f"the clients' states in {folder.path} are of another version of {name}",
         "they do not hold what it keeps now",
-        "Start the run anew in another folder, or go on with the version that began it",
+        "Start the run again in another folder, or go on with the version that began it",
     )
     try:
         expected = _form(algorithm.join(loop.task, checkpoint.server, client))
@@ -326,7 +326,7 @@ def _of_data(rows: Dataset, given: Source) -> dict[str, str]:
 
 
 def _fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
-    """Of the partition, and of a network that was handed over: no file tells whether that is the same."""
+    """Of the partition, and of a network that was handed over: there is no file to compare."""
     found = {"partition": sources.digest(folder.path / PARTITION)}
     if given is not None:
         found["network"] = sources.of_network(task)

@@ -105,7 +105,7 @@ def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[
     try:
         yield
     except BaseException as error:
-        with suppress(FileError):  # the disk may be full: what went wrong first is to be told
+        with suppress(FileError):  # the disk may be full: the first error is the one to report
             ended(f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
     ended("finished" if folder.finished else "stopped")

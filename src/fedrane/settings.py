@@ -38,10 +38,10 @@ class Notice(NamedTuple):
     why: str
 
 
-def told(notices: Iterable[Notice]) -> list[str]:
+def as_messages(notices: Iterable[Notice]) -> list[str]:
     """One line for all settings of one source that are not used for the same reason.
 
-    >>> told([Notice("a.toml", "schedule.factor", 0.5, "that needs schedule.kind=step")])
+    >>> as_messages([Notice("a.toml", "schedule.factor", 0.5, "that needs schedule.kind=step")])
     ['a.toml: schedule.factor=0.5 is not used: that needs schedule.kind=step']
     """
     groups: dict[tuple[str, str], list[str]] = {}

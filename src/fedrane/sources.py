@@ -103,5 +103,5 @@ def _of_arrays(words: Iterable[str], arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The keys whose digests differ; what was not recorded then cannot be told."""
+    """The keys whose digests differ; what was not recorded then cannot be compared."""
     return [key for key, found in now.items() if then.get(key, found) != found]

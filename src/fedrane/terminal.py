@@ -18,7 +18,7 @@ from fedrane import display, effects
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.run import Callback
-from fedrane.settings import Notice, parse, told
+from fedrane.settings import Notice, as_messages, parse
 
 INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]
@@ -58,7 +58,7 @@ def experiments_of(
 
 def note(notices: Iterable[Notice]) -> None:
     """What is not used, on standard error."""
-    for text in told(notices):
+    for text in as_messages(notices):
         say(console_for(True), f"note: {text}")
 
 

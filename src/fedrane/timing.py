@@ -1,4 +1,4 @@
-"""What rounds take, told apart from the start of the process that ran them.
+"""The time of rounds, without the start of the process that ran them.
 
 The first round of a process also pays for imports, thread pools and compilation: in a comparison the first method would
 pay for all. What it took beyond the usual time of as many rows is its warm-up.
@@ -27,7 +27,7 @@ def clean(history: Records, rounds: int) -> list[dict[str, Any]]:
 
 def training(history: Records, rounds: int) -> list[float]:
     """Seconds of training in each round, without warm-up, of an experiment of so many rounds; as they were measured
-    where no other round can tell what is usual."""
+    where there is no other round to compare with."""
     usual = [_seconds(r) / _rows(r) for r in clean(history, rounds)]
     if not usual:
         return [_seconds(r) for r in history]

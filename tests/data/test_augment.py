@@ -29,7 +29,7 @@ def augmenter(**how: Any) -> Augmenter:
 
 
 def pictures(rows: int, side: int = 6) -> Tensor:
-    """Images whose pixels tell where they were: none is black, no two are alike."""
+    """Images whose pixels identify where they were: none is black, no two are alike."""
     numbers = np.random.Generator(np.random.Philox(1)).permutation(rows * side * side)
     return torch.from_numpy(numbers.reshape(rows, 1, side, side) + 1)
 

@@ -24,14 +24,13 @@ from asserts import close, untimed
 from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
-from fedrane.engines.processes import impossible
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
 from fedrane.run import _Loop
 from fedrane.task import Model
-from problems import federation, quick, table
+from problems import FORKS, federation, quick, table
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,6 @@ def three_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
 BOTH = pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=FORKS)])
 
 

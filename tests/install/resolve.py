@@ -69,7 +69,7 @@ def lowest(python: str, extras: tuple[str, ...]) -> Job:
 
 
 def environment() -> dict[str, str]:
-    """This machine's, but for what tells uv to look for packages elsewhere."""
+    """The environment without the variables that make uv look for packages elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     return {**kept, "UV_PYTHON_DOWNLOADS": "never", "MACOSX_DEPLOYMENT_TARGET": MACOS}
 

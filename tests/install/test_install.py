@@ -121,7 +121,7 @@ JOB = Job("constraints.txt", "3.12", ("report",), ("--constraint", "constraints.
 
 
 def test_a_resolution_is_independent_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever tells pip or uv of further packages is not handed on."""
+    """Variables that give pip or uv further packages are removed."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS", "UV_OVERRIDE"):
         monkeypatch.setenv(name, "/elsewhere")
     program = uv(
@@ -158,9 +158,9 @@ def test_what_is_not_pinned_and_what_is_pinned_in_vain_is_told() -> None:
 # ---- make
 
 
-@pytest.mark.parametrize(("asked", "anew"), [("(3, 11)", False), ("(3, 13)", True)])
-def test_make_with_another_python(tmp_path: Path, asked: str, anew: bool) -> None:
-    """An environment of another Python is made anew, and not used in silence."""
+@pytest.mark.parametrize(("asked", "rebuilt"), [("(3, 11)", False), ("(3, 13)", True)])
+def test_make_with_another_python(tmp_path: Path, asked: str, rebuilt: bool) -> None:
+    """An environment of another Python is rebuilt, and not used silently."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for path, version in ((".venv/bin/python", "(3, 11)"), ("other", asked)):
@@ -171,5 +171,5 @@ def test_make_with_another_python(tmp_path: Path, asked: str, anew: bool) -> Non
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--dry-run", "check", f"PYTHON={tmp_path / 'other'}"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert ("-m venv --clear .venv" in done.stdout) == anew
+    assert ("-m venv --clear .venv" in done.stdout) == rebuilt
     assert "ruff format" in done.stdout

@@ -405,7 +405,7 @@ class CrashesLocally(Algorithm):
 
 
 def test_a_crash_is_told_once_with_its_place() -> None:
-    """The first law tells the error, the line and the hook; the others could not be run."""
+    """The first law reports the error, the line and the hook; the others could not be run."""
     first, *others = conformance.verdicts(Crashes())
     lines, begin = inspect.getsourcelines(Crashes)
     line = begin + next(i for i, text in enumerate(lines) if "the crash" in text)

@@ -98,7 +98,7 @@ def with_statistics(shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
     shape: tuple[int, ...], rows: int, full: bool
 ) -> None:
-    """One value a channel, or none: the output is the bias, also of dead rows, lest they grow with every layer."""
+    """One value a channel, or none: the output is the bias, also for padding, which would grow with every layer."""
     _, ours = with_statistics(shape)
     x = torch.randn(shape, dtype=torch.float64)[: 1 if full else None]
     now = Pass(True, torch.arange(len(x)) < rows, full)

@@ -305,9 +305,9 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     more = fedrane(
         "compare", "--json", "--no-report", "--methods", "third=fedprox", "--out", "all", *WORDS, cwd=tmp_path
     )
-    told = parsed(more.stdout)
-    assert {line["label"] for line in told if line["event"] in ("round", "end")} == {"third"}
-    assert list(told[-1]["runs"]) == ["third"]
+    events = parsed(more.stdout)
+    assert {line["label"] for line in events if line["event"] in ("round", "end")} == {"third"}
+    assert list(events[-1]["runs"]) == ["third"]
     names = {line.name for line in gather([tmp_path / "all"])[0]}
     assert names == {"fedavg", "strong", "weak", "third"}, "those of before keep their labels"
 

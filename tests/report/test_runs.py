@@ -36,7 +36,7 @@ def test_repetitions_are_one_line(tmp_path: Path) -> None:
 
 def test_where_a_run_was_made_and_by_which_version_makes_no_other_line(tmp_path: Path) -> None:
     """Seeds of one experiment are put together though ``auto`` chose another engine; what an older version did not
-    write is at its default, and told where another run has something else."""
+    write is at its default, and shown where another run differs."""
     folders.simple(tmp_path / "a", engine="stacked", threads=1)
     folders.simple(tmp_path / "b", seed=1, engine="processes", threads=8)
     old = folders.simple(tmp_path / "c", seed=2) / "config.toml"
@@ -150,7 +150,7 @@ def test_what_is_no_run(tmp_path: Path) -> None:
 
 
 def test_labels_of_a_comparison_name_its_lines(tmp_path: Path) -> None:
-    """Also where one of its folders alone is asked for; two of one label are told apart as namesakes are."""
+    """Also where one of its folders alone is asked for; two with one label are named by what differs."""
     for out, lr in (("one", 0.1), ("two", 0.5)):
         folders.simple(tmp_path / out / "weak" / "seed-0", lr=lr)
         folders.simple(tmp_path / out / "fedavg" / "seed-0", lr=lr, momentum=0.9)
@@ -160,5 +160,5 @@ def test_labels_of_a_comparison_name_its_lines(tmp_path: Path) -> None:
     both = [tmp_path / out / "weak" for out in ("one", "two")]
     assert [line.name for line in gather(both)[0]] == ["weak (lr=0.1)", "weak (lr=0.5)"]
     (tmp_path / "one" / "comparison.json").write_text('{"labels": ["weak"]}')
-    with pytest.raises(FedraneError, match=r"comparison\.json does not tell labels"):
+    with pytest.raises(FedraneError, match=r"comparison\.json has no labels"):
         gather([tmp_path / "one"])

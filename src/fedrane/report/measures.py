@@ -146,7 +146,7 @@ def clients(lines: Sequence[Line], whose: str) -> list[Clients]:
 
 
 def _evaluated(run: Run, record: Metrics) -> NDArray[np.int64]:
-    """Whose accuracies a record tells, in their order: of a federation's clients some may not have answered."""
+    """The clients whose accuracies a record has, in order: in a federation some may not have replied."""
     return np.setdiff1d(np.arange(len(run.labels)), record.get("unevaluated", []))
 
 

@@ -19,7 +19,7 @@ from fedrane.settings import NAME, dotted
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
 UNCOUNTED = ELSEWHERE | {"seed"}
-"""Settings that tell no two experiments apart, but for a federation of several machines (``engine`` is REMOTE)."""
+"""Settings that do not make two experiments different, except that of a real federation (``engine`` is REMOTE)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
 
 
 def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) -> list[str]:
-    """Each one's label, or its method, with what tells it apart from others of that name.
+    """Each one's label, or its method, with what differs from others of that name.
 
     >>> names([{"method.name": "fedavg", "lr": 0.1}, {"method.name": "fedavg", "lr": 0.5}, {"method.name": "local"}])
     ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']

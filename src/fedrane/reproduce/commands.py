@@ -184,7 +184,7 @@ def tune_command(
         pass  # what cannot be added to is told before the trials, not after
     written, failed = False, False
     chosen = tune.for_each(tuned_methods, choice)
-    planned = [  # all of them at first, so that a mistake is told before the first trial
+    planned = [  # all of them at first, so that a mistake is reported before the first trial
         (method, place, tune.trials(method, place, tune.grid_of(method, grid or (), each.words), each, validation))
         for method, each in chosen.items()
         for place in places
