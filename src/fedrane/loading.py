@@ -48,7 +48,12 @@ def elsewhere(files: Mapping[str, Path]) -> Iterator[None]:
 def version(name: str) -> str:
     """A digest of the code that a reference names now; empty for a module or no file."""
     file = _elsewhere.get().get(name) or file_of(name)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else ""
+    return digest(file) if file and file.is_file() else ""
+
+
+def digest(file: Path) -> str:
+    """Of a file's whole content: what is trusted, and cached, is known by it."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def load(name: str, key: str) -> Any:

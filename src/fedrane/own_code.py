@@ -6,7 +6,6 @@ user has named it before, on this account, or says now that it is to be trusted.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -51,7 +50,7 @@ def _marks(reference: str, file: Path | None) -> set[str]:
     if file is None or not file.is_file():
         return {f"module {reference}"}
     name = reference.rpartition(":")[2]
-    content = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}:{name}"
+    content = f"sha256 {loading.digest(file)}:{name}"
     return {content, f"file {file.resolve()}:{name}"} if file == loading.file_of(reference) else {content}
 
 

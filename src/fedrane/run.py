@@ -201,8 +201,7 @@ def resume(
             if deviations:  # before the new plan stands: killed in between, they must not be forgotten
                 own_code.keep(experiment, folder)
                 inputs.write(loop.facts(), deviations)
-            left_open = experiment.engine == engines.AUTO or not experiment.threads  # by an earlier version
-            folder.reopen(done, (chosen if left_open else experiment) if replan or left_open else None)
+            folder.reopen(done, experiment if replan else None)
         for note in notes:
             loop.tell(note)
         cleanup.enter_context(engines.opened(chosen.engine, loop.federation))
