@@ -1,20 +1,22 @@
-"""Which reading of FedRANE wins on validation examples: successive halving over rounds, in pieces of any length.
+"""Settings chosen on validation examples: a plan's runs, saved after each, by as many processes as are started.
 
-    python experiments/search.py --data-root DATA --minutes 9    # runs what is missing, and saves after each run
-    python experiments/search.py --show                          # the tables of docs/paper.md, from what was recorded
+    python experiments/search.py --data-root DATA --minutes 9                 # which reading of FedRANE: search.toml
+    python experiments/search.py --plan experiments/contest.toml --data-root DATA --minutes 9    # all methods' settings
+    python experiments/search.py --show                                       # the tables of docs/paper.md, as recorded
 
-Trials, rungs and the rule of choice are in search.toml. Test examples choose nothing: their figures are not recorded.
+The plans hold the trials and the rule of choice. Test examples choose nothing: their figures are not recorded.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import json
 import statistics
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ EVALUATIONS = 10
 """In a run, whatever its rounds; the score is the mean of the last few."""
 VALIDATION = 0.1
 """The part of each client's training examples that is set aside."""
+MODELS = ("global", "personal")
 
 
 class Piece(NamedTuple):
@@ -48,57 +51,90 @@ class Piece(NamedTuple):
 
 
 class Search:
-    def __init__(self, plan: Path, results: Path, data_root: str) -> None:
-        self.plan, self.results, self.data_root = tomllib.loads(plan.read_text()), results, data_root
-        lines = results.read_text().splitlines() if results.exists() else []
-        self.records = {key_of(record["settings"]): record for record in map(json.loads, lines)}
+    """What a plan asks for, and what was recorded of it."""
+
+    def __init__(self, plan: Mapping[str, Any], results: Path, data_root: str) -> None:
+        self.plan, self.results, self.data_root = plan, results, data_root
+        self.records: dict[str, dict[str, Any]] = {}
         self._rows: dict[float, Dataset] = {}
+        self.read()
 
     def pieces(self) -> Iterator[Piece]:
-        """All runs in the order in which they are worth it; those of a rung once the one before it is whole."""
-        trials = list(self.plan["trials"])
-        for number, rounds in enumerate(self.plan["rungs"]):
-            if number:
-                scores = {trial: self.score(trial, self.plan["rungs"][number - 1]) for trial in trials}
-                if None in scores.values():
-                    return
-                trials = sorted(trials, key=lambda trial: -(scores[trial] or 0.0))[: self.plan["keep"]]
-            for trial in trials:
-                for alpha in self.plan["alphas"]:
-                    yield self.piece(trial, rounds, alpha)
+        """All runs, in the order in which they are worth it, as far as what was recorded decides them."""
+        raise NotImplementedError
 
-    def piece(self, trial: str, rounds: int, alpha: float) -> Piece:
-        values = {**self.plan["base"], **self.plan["trials"][trial], "rounds": rounds, "partition.alpha": alpha}
+    def show(self) -> None:
+        raise NotImplementedError
+
+    def read(self) -> None:
+        """What this process and those beside it have recorded."""
+        files = [HERE / self.plan["also"]] if "also" in self.plan else []
+        lines = [line for file in (*files, self.results) if file.exists() for line in file.read_text().splitlines()]
+        self.records = {key_of(record["settings"]): record for record in map(json.loads, lines)}
+
+    def runs(self, trial: str, changes: Mapping[str, Any], rounds: int) -> list[Piece]:
+        """Of one setting, at all α."""
+        return [self._piece(trial, changes, rounds, alpha) for alpha in self.plan["alphas"]]
+
+    def _piece(self, trial: str, changes: Mapping[str, Any], rounds: int, alpha: float) -> Piece:
+        values = {**self.plan["base"], **changes, "rounds": rounds, "partition.alpha": alpha}
         values |= {"seed": self.plan["seed"], "eval_every": max(1, rounds // EVALUATIONS), "data_root": self.data_root}
         # As from a file: a trial without a part may leave the base's settings of that part without effect.
-        wanted = Experiment.from_dict(nested(flat(values))).set_by(dict.fromkeys(values, "search.toml"))
+        wanted = Experiment.from_dict(nested(flat(values))).set_by(dict.fromkeys(values, "the plan"))
         return Piece(trial, rounds, alpha, wanted, tune.on_validation(wanted, VALIDATION))
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
         return self.records.get(key_of(settings_of(piece.wanted)))
 
+    def score(self, pieces: list[Piece]) -> float | None:
+        """The mean over α of the mean of a method's measures; None while a run is missing."""
+        recorded = [self.record(piece) for piece in pieces]
+        scores = [statistics.fmean(self.measures(record).values()) for record in recorded if record]
+        return statistics.fmean(scores) if None not in recorded else None
+
+    def measures(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Accuracy by model, over the last evaluations."""
+        return {model: statistics.fmean(record[model][-self.plan["last"] :]) for model in MODELS if model in record}
+
     def go(self, minutes: float) -> None:
         """Runs what is missing; none is begun that would not end in time, by what the last one took."""
         end, usual = time.monotonic() + 60 * minutes, 0.0
-        for piece in self.pieces():
-            if self.record(piece):
-                continue
-            if time.monotonic() + usual > end:
+        while time.monotonic() + usual < end:
+            self.read()
+            missing = [piece for piece in self.pieces() if not self.record(piece)]
+            if not missing:
                 return
             began = time.monotonic()
-            self._run(piece)
-            usual = time.monotonic() - began
+            if any(self._claimed(piece) for piece in missing):
+                usual = time.monotonic() - began
+            else:  # other processes are at all that can be run now
+                time.sleep(1)
+
+    def _claimed(self, piece: Piece) -> bool:
+        """Runs it, unless another process is at it."""
+        claims = self.results.with_suffix(".claims")
+        claims.mkdir(parents=True, exist_ok=True)
+        with (claims / key_of(settings_of(piece.wanted))).open("w") as claim:
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it ends
+            except BlockingIOError:
+                return False
+            self.read()
+            if not self.record(piece):
+                self._run(piece)
+        return True
 
     def _run(self, piece: Piece) -> None:
         began = time.monotonic()
         record: dict[str, Any] = {"trial": piece.trial, "rounds": piece.rounds, "alpha": piece.alpha}
         try:
             history = fedrane.run(piece.experiment, dataset=self.rows(piece), calibrate=False).history
-            for whose in ("global", "personal"):
-                record[whose] = [round(r[f"{whose}/accuracy"], 5) for r in history if f"{whose}/accuracy" in r]
+            for model in MODELS:
+                if accuracies := [round(r[f"{model}/accuracy"], 5) for r in history if f"{model}/accuracy" in r]:
+                    record[model] = accuracies
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))
         except Diverged as error:
-            record |= {"global": [0.0], "personal": [0.0], "failed": str(error)}
+            record |= {**{model: [0.0] for model in piece.wanted.algorithm.answers}, "failed": str(error)}
         if torch.cuda.is_available():  # the next run finds the memory free
             gc.collect()
             torch.cuda.empty_cache()
@@ -107,11 +143,12 @@ class Search:
             "torch": torch.__version__,
             "settings": settings_of(piece.wanted),
         }
-        self.records[key_of(record["settings"])] = record
-        self.results.parent.mkdir(parents=True, exist_ok=True)
         with self.results.open("a") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        print(line(record, self.plan["last"]), f"{record['seconds']:.0f} s", flush=True)
+        shown = ", ".join(f"{100 * value:.1f} {model}" for model, value in self.measures(record).items())
+        print(
+            f"{piece.rounds} rounds, α {piece.alpha:g}, {piece.trial}: {shown}, {record['seconds']:.0f} s", flush=True
+        )
 
     def rows(self, piece: Piece) -> Dataset:
         """Training examples alone: test examples are not at hand, and validation examples stand in their place."""
@@ -119,50 +156,96 @@ class Search:
             self._rows[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
         return self._rows[piece.alpha]
 
-    def score(self, trial: str, rounds: int) -> float | None:
-        found = [self.record(self.piece(trial, rounds, alpha)) for alpha in self.plan["alphas"]]
-        values = [last(r, whose, self.plan["last"]) for r in found if r for whose in ("global", "personal")]
-        return statistics.fmean(values) if None not in found else None
+    def table(self, title: str, trials: Mapping[str, list[Piece]]) -> None:
+        """Of the settings that have all their runs, the best first."""
+        scores = {trial: score for trial, pieces in trials.items() if (score := self.score(pieces)) is not None}
+        heads = [f"α {alpha:g}, {model}" for alpha in self.plan["alphas"] for model in MODELS]
+        print(f"\n{title}, mean of the last {self.plan['last']} evaluations on validation examples, %\n")
+        print("| trial | score |", " | ".join(heads), "|\n| --- |", " | ".join(["---:"] * (len(heads) + 1)), "|")
+        for trial in sorted(scores, key=lambda trial: -scores[trial]):
+            recorded = [self.measures(self.record(piece) or {}) for piece in trials[trial]]
+            cells = [f"{100 * each[model]:.1f}" if model in each else "–" for each in recorded for model in MODELS]
+            print(f"| {trial} | {100 * scores[trial]:.2f} |", " | ".join(cells), "|")
+
+
+class Halving(Search):
+    """Trials of one method; the best of a rung run for longer."""
+
+    def pieces(self) -> Iterator[Piece]:
+        trials = list(self.plan["trials"])
+        for number, rounds in enumerate(self.plan["rungs"]):
+            if number:
+                scores = {trial: self.score(self.trial(trial, self.plan["rungs"][number - 1])) for trial in trials}
+                if None in scores.values():
+                    return
+                trials = sorted(trials, key=lambda trial: -(scores[trial] or 0.0))[: self.plan["keep"]]
+            for trial in trials:
+                yield from self.trial(trial, rounds)
+
+    def trial(self, name: str, rounds: int) -> list[Piece]:
+        return self.runs(name, self.plan["trials"][name], rounds)
 
     def show(self) -> None:
         for rounds in self.plan["rungs"]:
-            scores = {trial: self.score(trial, rounds) for trial in self.plan["trials"]}
-            done = sorted((t for t in scores if scores[t] is not None), key=lambda t: -(scores[t] or 0.0))
-            heads = [f"α {alpha:g}, {w}" for alpha in self.plan["alphas"] for w in ("global", "personal")]
-            print(f"\n{rounds} rounds, mean of the last {self.plan['last']} evaluations on validation examples, %\n")
-            print("| trial | score |", " | ".join(heads), "|\n| --- |", " | ".join(["---:"] * (len(heads) + 1)), "|")
-            for trial in done:
-                found = [self.record(self.piece(trial, rounds, alpha)) for alpha in self.plan["alphas"]]
-                cells = [last(r, w, self.plan["last"]) for r in found if r for w in ("global", "personal")]
-                print(
-                    f"| {trial} | {100 * (scores[trial] or 0):.2f} |", " | ".join(f"{100 * c:.1f}" for c in cells), "|"
-                )
+            self.table(f"{rounds} rounds", {name: self.trial(name, rounds) for name in self.plan["trials"]})
 
 
-def last(record: dict[str, Any], whose: str, number: int) -> float:
-    return statistics.fmean(record[whose][-number:])
+class Contest(Search):
+    """Every method's settings, one key after the other: of a key's values the best is kept while the next is chosen."""
 
+    def pieces(self) -> Iterator[Piece]:
+        for method in self.plan["methods"]:
+            for pieces in self.tried(method)[0].values():
+                yield from pieces
 
-def line(record: dict[str, Any], number: int) -> str:
-    whole, own = (100 * last(record, whose, number) for whose in ("global", "personal"))
-    return (
-        f"{record['rounds']} rounds, α {record['alpha']:g}, {record['trial']}: {whole:.1f} global, {own:.1f} personal"
-    )
+    def tried(self, method: str) -> tuple[dict[str, list[Piece]], dict[str, Any] | None]:
+        """The settings to run, as far as what was recorded decides them, and the choice once all have been run."""
+        lists = self.plan["methods"][method]
+        chosen: dict[str, Any] = {"method": method, **{key: values[0] for key, values in lists.items()}}
+        trials: dict[str, list[Piece]] = {}
+        for key, values in lists.items():
+            stage = [chosen | {key: value} for value in values]
+            titles = [self.title(method, settings) for settings in stage]
+            runs = [self.runs(title, each, self.plan["rounds"]) for title, each in zip(titles, stage, strict=True)]
+            trials |= dict(zip(titles, runs, strict=True))
+            scores = [self.score(pieces) for pieces in runs]
+            if None in scores:
+                return trials, None
+            chosen = max(zip(stage, scores, strict=True), key=lambda pair: pair[1] or 0.0)[0]
+        return trials, chosen
+
+    def title(self, method: str, settings: Mapping[str, Any]) -> str:
+        """The values of what has several."""
+        several = [key for key, values in self.plan["methods"][method].items() if len(values) > 1]
+        return ", ".join([method, *(f"{key.removeprefix('method.')} {settings[key]:g}" for key in several)])
+
+    def show(self) -> None:
+        for method in self.plan["methods"]:
+            trials, chosen = self.tried(method)
+            self.table(f"{self.plan['rounds']} rounds", trials)
+            if chosen:
+                print("\nChosen:", self.title(method, chosen))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", type=Path, default=HERE / "search.toml")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "search" / "cifar10.jsonl")
+    parser.add_argument("--results", type=Path, help="where to record; default: results/search/DATASET.jsonl beside it")
     parser.add_argument("--data-root", default="")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--show", action="store_true", help="print what was recorded")
     asked = parser.parse_args()
-    search = Search(asked.plan, asked.results, asked.data_root)
+    search = load(asked.plan, asked.results, asked.data_root)
     if asked.show:
         search.show()
     else:
         search.go(asked.minutes)
+
+
+def load(path: Path, results: Path | None = None, data_root: str = "") -> Search:
+    plan = tomllib.loads(path.read_text())
+    kind = Contest if "methods" in plan else Halving
+    return kind(plan, results or path.parent / "results" / path.stem / f"{plan['base']['dataset']}.jsonl", data_root)
 
 
 if __name__ == "__main__":

@@ -119,14 +119,16 @@ def search() -> ModuleType:
 def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
     """Each row has its client already: a saved partition, which is of all rows, must not be laid over them."""
     plan = tmp_path / "plan.toml"
-    plan.write_text('seed = 0\n[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n')
-    piece = search.Search(plan, tmp_path / "results.jsonl", "").piece("plain", 10, 0.5)
+    plan.write_text(
+        'seed = 0\nalphas = [0.5]\nrungs = [10]\n[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n'
+    )
+    [piece] = search.load(plan).pieces()
     assert piece.wanted.partition.file == "all-rows.npz"
     assert piece.experiment.partition == Partitioning(kind="natural", test=search.VALIDATION)
 
 
 def test_the_search_is_printed_as_it_was_recorded(search: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    search.Search(SEARCH.with_suffix(".toml"), SEARCH.parent / "results" / "search" / "cifar10.jsonl", "").show()
+    search.load(SEARCH.with_suffix(".toml")).show()
     page, shown = PAPER.read_text(encoding="utf-8"), capsys.readouterr().out.splitlines()
     recorded = [line for line in shown if line.startswith("| ") and line[-3].isdigit()]
     assert recorded

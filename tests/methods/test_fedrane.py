@@ -18,6 +18,7 @@ from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedrane import FedRANE
 from fedrane.ops import graph, nash
+from fedrane.ops.contrast import discrimination
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from problems import Listener, quick, task_of
@@ -261,6 +262,7 @@ def test_the_terms_of_the_bargain_are_those_set() -> None:
         {"neighbours": 3},
         {"contrast": 0.3},
         {"temperature": 0.5},
+        {"projection": 16},
     ],
     ids=str,
 )
@@ -271,6 +273,30 @@ def test_every_setting_of_the_augmentation_changes_it(setting: dict[str, Any]) -
         task, ctx = prepared(method)
         values.append(float(method.objective(task, ctx, task.init(), imbalanced(4))[0]))
     assert abs(values[1] - values[0]) > 1e-6
+
+
+def test_a_projection_serves_the_contrast_alone() -> None:
+    """CD compares the projected features; the prediction's loss stays what it is without a projection."""
+    facts = {}
+    for width in (0, 8):
+        method = FedRANE(projection=width)
+        task, ctx = prepared(method)
+        model = method.start(task, ctx)
+        facts[width] = method.objective(task, ctx, model, imbalanced(6))[1].metrics
+    assert torch.equal(facts[0]["loss"], facts[8]["loss"])
+    net = task.training(model, imbalanced(6))
+    z = method._place(net.body(imbalanced(6).x))
+    augmented, _ = method._augment(net, z, imbalanced(6).live)
+    first, _, last = task.parts["project"]
+
+    def projected(features: Tensor) -> Tensor:
+        p = {name: model.params[f"project.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias")}
+        return (features @ p["0.weight"].T + p["0.bias"]).relu() @ p["2.weight"].T + p["2.bias"]
+
+    assert last.out_features == 8
+    assert first.in_features == z.shape[1]
+    expected = discrimination(projected(z), projected(augmented), imbalanced(6).live, method.temperature)
+    torch.testing.assert_close(facts[8]["cd"], expected)
 
 
 def test_an_answer_depends_on_its_batch_only_where_asked() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Needs, Outcome
 from fedrane.errors import ConfigError, check_choices, check_ranges
@@ -43,6 +43,7 @@ class FedRANE(Algorithm):
     neighbours: int = 0  # so many of the strongest; 0 is all
     contrast: float = 0.2  # λ_CD
     temperature: float = 0.8  # τ₁
+    projection: int = 0  # width of the projection whose outputs the CD loss compares; 0 compares z and z̃ themselves
     augmented: float = 0.5  # the part of the loss on z̃, the rest being on z
     head: str = "orthonormal"
     loss: str = "mse"
@@ -64,7 +65,7 @@ class FedRANE(Algorithm):
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
         check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
-        check_ranges(self, augmented=(0, 1), power=(0, 2))
+        check_ranges(self, augmented=(0, 1), power=(0, 2), projection=(0, 1e6))
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -73,7 +74,13 @@ class FedRANE(Algorithm):
     def prepare(self, task: Task) -> Task:
         task = sphere.with_head(task, self.head)
         passing = graph.MessagePassing(task.width, self.steps, self.attention, self.residual, self.neighbours)
-        return task.add("relate", passing) if self.lra else task
+        if not self.lra:
+            return task
+        task = task.add("relate", passing)
+        if not self.projection:
+            return task
+        layers = nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, self.projection)
+        return task.add("project", nn.Sequential(*layers))
 
     def trains(self, name: str) -> bool:
         return self.head != "orthonormal" or not name.startswith("head.")
@@ -86,7 +93,8 @@ class FedRANE(Algorithm):
             return plain, Outcome(net.stats, {"loss": plain})
         augmented, relations = self._augment(net, z, batch.live)
         loss = self.augmented * self._loss(net, augmented, batch) + (1 - self.augmented) * plain
-        cd = discrimination(z, augmented, batch.live, self.temperature)
+        compared = [net.part("project", features) if self.projection else features for features in (z, augmented)]
+        cd = discrimination(*compared, batch.live, self.temperature)
         facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)
 

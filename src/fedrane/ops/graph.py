@@ -42,7 +42,7 @@ ATTENTIONS = ("softmax", "dot")
 FACTS = ("degree", "rank", "homophily", "change")
 FIELDS = (
     *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
-    *("contrast", "temperature", "augmented", "predict_on"),
+    *("contrast", "temperature", "projection", "augmented", "predict_on"),
 )
 """A method's fields that say how rows are related and what is made of it."""
 
