@@ -2,9 +2,8 @@
 Non-IID Data", ACM MM 2023.
 
 In each client, local relational augmentation (LRA): a batch's features z are related by a graph A mined from their
-Pearson matrix (Eq. 2-4), each is augmented to z̃ by attentive messages from its neighbours (Eq. 5-6), and
-
-    loss = prediction + λ_CD · CD(z, z̃)        (Eq. 7-9).
+Pearson matrix (Eq. 2-4), each is augmented to z̃ by attentive messages from its neighbours (Eq. 5-6), and the loss is
+that of the predictions + λ_CD · CD(z, z̃) (Eq. 7-9).
 
 At the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, with G's columns θ_k − θ (Eq. 10-16).
 
@@ -16,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Needs, Outcome
 from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import graph, nash, sphere
-from fedrane.ops.contrast import discrimination
+from fedrane.ops.contrast import discrimination, projection
 from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_entropy
 
 
@@ -60,12 +59,10 @@ class FedRANE(Algorithm):
         check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS)
         check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
         check_choices(self, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
-        check_ranges(self, relation=(1e-6, 1e6), alternations=(1, 1000), steps=(1, 100), neighbours=(0, 1e9))
+        check_ranges(self, **graph.RANGES, scale=(1e-3, 1e6), blend=(0, 1), power=(0, 2))
         graph.check_alternations(self.closed_form, self.alternations)
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
-        check_ranges(self, contrast=(0, 1e6), temperature=(1e-3, 1e3), scale=(1e-3, 1e6), blend=(0, 1))
-        check_ranges(self, augmented=(0, 1), power=(0, 2), projection=(0, 1e6))
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -74,13 +71,8 @@ class FedRANE(Algorithm):
     def prepare(self, task: Task) -> Task:
         task = sphere.with_head(task, self.head)
         passing = graph.MessagePassing(task.width, self.steps, self.attention, self.residual, self.neighbours)
-        if not self.lra:
-            return task
-        task = task.add("relate", passing)
-        if not self.projection:
-            return task
-        layers = nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, self.projection)
-        return task.add("project", nn.Sequential(*layers))
+        task = task.add("relate", passing) if self.lra else task
+        return task.add("project", projection(task.width, self.projection)) if self.lra and self.projection else task
 
     def trains(self, name: str) -> bool:
         return self.head != "orthonormal" or not name.startswith("head.")
@@ -93,8 +85,8 @@ class FedRANE(Algorithm):
             return plain, Outcome(net.stats, {"loss": plain})
         augmented, relations = self._augment(net, z, batch.live)
         loss = self.augmented * self._loss(net, augmented, batch) + (1 - self.augmented) * plain
-        compared = [net.part("project", features) if self.projection else features for features in (z, augmented)]
-        cd = discrimination(*compared, batch.live, self.temperature)
+        before, after = (net.part("project", each) if self.projection else each for each in (z, augmented))
+        cd = discrimination(before, after, batch.live, self.temperature)
         facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)
 

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
+from fedrane.ops.contrast import projection
 from fedrane.ops.sphere import unit
 from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, mean_over_live
 
@@ -53,8 +54,7 @@ class MOON(Algorithm):
         return ("loss", "contrast")
 
     def prepare(self, task: Task) -> Task:
-        layers = nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, self.width)
-        task = task.add("project", nn.Sequential(*layers))
+        task = task.add("project", projection(task.width, self.width))
         return task.add("head", nn.Linear(self.width, task.classes)) if self.projection == "inline" else task
 
     def join(self, task: Task, server: State, client: Client) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrane.ops.graph import normed
 
@@ -22,3 +22,8 @@ def discrimination(z: Tensor, augmented: Tensor, live: Tensor, temperature: floa
     others = torch.where(live[:, None], others, 0)
     lost = torch.logsumexp(others, -1) - across.diagonal()
     return torch.where(live, lost, 0).sum() / live.sum().clamp(min=1)
+
+
+def projection(inputs: int, outputs: int) -> nn.Sequential:
+    """Two layers between features and what a contrast compares."""
+    return nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, outputs))

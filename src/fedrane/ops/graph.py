@@ -45,6 +45,17 @@ FIELDS = (
     *("contrast", "temperature", "projection", "augmented", "predict_on"),
 )
 """A method's fields that say how rows are related and what is made of it."""
+RANGES = {
+    "relation": (1e-6, 1e6),
+    "alternations": (1, 1000),
+    "steps": (1, 100),
+    "neighbours": (0, 1e9),
+    "contrast": (0, 1e6),
+    "temperature": (1e-3, 1e3),
+    "projection": (0, 1e6),
+    "augmented": (0, 1),
+}
+"""What those that are numbers may be."""
 
 
 class Relations(NamedTuple):
