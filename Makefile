@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEMO_METHODS := fedavg,spherefed,fedrane
 DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
-.PHONY: help demo test test-deploy mutations check resolve package bench clean
+.PHONY: help demo test test-slow test-all test-deploy mutations check resolve package bench clean
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
@@ -23,9 +23,15 @@ check: $(READY) ## Format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## Check, then every test and the examples in docstrings
-	$(BIN)/pytest -n 2 --ignore tests/deploy
+test: check ## Check, then the tests that are not marked slow (within 8 minutes on two cores)
+	$(BIN)/pytest -n 2 -m 'not slow' --ignore tests/deploy
+
+test-slow: $(READY) ## What make test leaves out: slow tests, the examples in docstrings, test-deploy
+	$(BIN)/pytest -n 2 -m slow --ignore tests/deploy
 	$(BIN)/pytest --doctest-modules --ignore-glob='*/kernels.py' src  # which need Triton
+	$(MAKE) test-deploy
+
+test-all: test test-slow ## Check, then every test
 
 mutations: $(READY) ## Put one defect at a time into the library; fails where no law notices it (some minutes)
 	$(BIN)/python tests/mutations/run.py

@@ -4,19 +4,14 @@ their size would: on a busy machine more of them take many times as long."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
-
-# What the tests run is not what the user of this account has named.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedrane-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 if not torch.cuda.is_available():  # Triton must know before it is imported, by whomever
     os.environ["TRITON_INTERPRET"] = "1"
@@ -26,3 +21,11 @@ if find_spec("hypothesis"):  # a GPU host may lack it: the tests for a GPU do wi
 
     settings.register_profile("project", deadline=None, derandomize=True)
     settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Not that of this account: what its user has registered there does not reach the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

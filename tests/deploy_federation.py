@@ -90,7 +90,7 @@ class Program:
                 self.send(number)
             except ProcessLookupError:
                 break
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
 
 
 class Federation:

@@ -18,7 +18,8 @@ DRIVER = Path(__file__).parent / "process" / "driver.py"
 OWN = Path(__file__).parent / "process" / "own.py"
 """A user's own method and network."""
 FEDRANE = Path(sys.executable).with_name("fedrane")
-PATIENCE = 60.0
+PATIENCE = 300.0
+"""Seconds to wait for another process, which may have a small part of a busy machine."""
 TINY = ("dataset=digits", "model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu")
 """A run whose rounds take milliseconds."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
 from fedrane.engines.processes import impossible
 from fedrane.federation import Federation
+from fedrane.methods import METHODS
 from fedrane.models import split_head
 from fedrane.sgd import SGD
 from fedrane.task import Batch, Task
@@ -23,6 +24,17 @@ from fedrane.task import Batch, Task
 DOUBLE = torch.float64
 FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
 """For tests of ``engine=processes``: on Linux without a GPU, as in CI, none is skipped."""
+SLOW = pytest.mark.slow
+"""Left to ``make test-slow``. Every law keeps a case without this mark."""
+
+
+def slow_except(fast: Collection[str], names: Iterable[str]) -> list[Any]:
+    """Parameters, of which those not in ``fast`` are slow."""
+    return [name if name in fast else pytest.param(name, marks=SLOW) for name in names]
+
+
+EVERY_METHOD = slow_except([name for name, entry in METHODS.items() if not entry.preset], METHODS)
+"""Of which a method with an option off is slow."""
 
 
 def dense(shape: tuple[int, ...], classes: int) -> nn.Module:

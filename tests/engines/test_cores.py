@@ -30,7 +30,8 @@ from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
 from fedrane.run import _Loop
 from fedrane.task import Model
-from problems import FORKS, federation, quick, table
+from harness import PATIENCE
+from problems import EVERY_METHOD, FORKS, SLOW, federation, quick, table
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +45,8 @@ def three_cores() -> Iterator[None]:
 BOTH = pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=FORKS)])
 
 
-@BOTH
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=(FORKS, SLOW))])
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, engine: str) -> None:
     entry = METHODS[name]
     settings: dict[str, Any] = {"participation": 0.8, "dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
@@ -66,7 +67,9 @@ def pictures(channels: int, side: int) -> Dataset:
 
 
 @BOTH
-@pytest.mark.parametrize(("model", "channels"), [("convnet", 1), ("convnet", 3), ("resnet18", 3)])
+@pytest.mark.parametrize(
+    ("model", "channels"), [("convnet", 1), ("convnet", 3), pytest.param("resnet18", 3, marks=SLOW)]
+)
 def test_networks_of_convolutions(model: str, channels: int, engine: str) -> None:
     settings: dict[str, Any] = {"model": model, "clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "lr": 0.01}
     one, many = (
@@ -149,7 +152,9 @@ def test_steps_are_recorded_on_a_cpu_alone(device: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("method", "model"), [("fedavg", "convnet"), ("fedrane", "convnet"), ("fedavg", "resnet18")])
+@pytest.mark.parametrize(
+    ("method", "model"), [("fedavg", "convnet"), ("fedrane", "convnet"), pytest.param("fedavg", "resnet18", marks=SLOW)]
+)
 def test_recorded_steps_give_the_same_bits(
     method: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +288,7 @@ def test_processes_do_not_outlive_the_run(tmp_path: Path, end: signal.Signals) -
     assert process.pid
     for pid in (*children, process.pid):  # a terminal's interrupt goes to all
         os.kill(pid, end)
-    process.join(30)
+    process.join(PATIENCE)
     assert process.exitcode == (0 if end == signal.SIGINT else -end)
     _until(lambda: not any(_lives(Path("/proc", pid.name, "stat")) for pid in tmp_path.iterdir()))
 
@@ -300,7 +305,7 @@ def _lives(process: Path) -> bool:
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)

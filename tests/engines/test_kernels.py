@@ -21,6 +21,7 @@ from fedrane.engines import stacked as engine
 from fedrane.models import stacked
 from fedrane.models.stacked import AsProducts, convolve, descend, normalise
 from fedrane.ops import graph
+from problems import SLOW
 from slopes import Slopes, slopes_of
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
@@ -57,7 +58,7 @@ def near(found: Slopes, true: Slopes, within: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     ("side", "channels", "outputs", "taps", "stride", "padding"),
     [
-        (8, 3, 20, 7, 2, 3),  # as patches
+        pytest.param(8, 3, 20, 7, 2, 3, marks=SLOW),  # as patches
         (6, 1, 8, 5, 1, 0),
         (2, 3, 5, 5, 1, 2),  # as patches, without dead taps
         (1, 4, 5, 3, 1, 1),
@@ -91,7 +92,7 @@ def test_a_convolution(
     near(found, slopes_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
 
 
-@pytest.mark.parametrize("channels", [2, 16])
+@pytest.mark.parametrize("channels", [2, pytest.param(16, marks=SLOW)])
 def test_a_convolution_of_a_map_that_is_not_square(kernels: ModuleType, channels: int) -> None:
     """Tall, with a tap that is dead in one direction, and so many rows that their sum is made in parts."""
     inputs = noise(2, 43, channels, 12, 1), noise(2, 7, channels, 3, 3), noise(2, 7)
@@ -224,7 +225,7 @@ class Anew:
         self.replay = work
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedrane"])
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("fedrane", marks=SLOW)])
 def test_a_run_by_the_kernels_ends_where_the_sequential_engine_ends(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

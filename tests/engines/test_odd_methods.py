@@ -19,6 +19,7 @@ from fedrane.algorithm import Outcome
 from fedrane.data.partition import Partition, Partitioning, save
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.task import Model, State
+from problems import slow_except
 
 ENGINES = ("stacked", "threaded", "processes")
 
@@ -160,7 +161,7 @@ FALLS_BACK = {
 """Those that cannot be stacked, and what is said of them."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_except(["stacked", "threaded"], ENGINES))
 @pytest.mark.parametrize(
     "kind",
     [

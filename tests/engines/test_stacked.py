@@ -19,7 +19,7 @@ from fedrane.engines import make, stacked
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
 from fedrane.run import Result
-from problems import federation, table
+from problems import EVERY_METHOD, federation, slow_except, table
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:
@@ -29,8 +29,8 @@ def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, 
     return one, many
 
 
-@pytest.mark.parametrize("norm", ["shared", "batch", "local"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("norm", slow_except(["shared"], ["shared", "batch", "local"]))
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str) -> None:
     entry = METHODS[name]
     one, many = both(

@@ -11,6 +11,7 @@ from fedrane import Experiment, Partitioning
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.evaluation import Metrics
 from fedrane.methods import METHODS
+from problems import slow_except
 
 
 @cache
@@ -30,7 +31,7 @@ def last(method: str) -> Metrics:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_except(("fedavg", "ditto"), METHODS))
 def test_it_learns_digits(name: str) -> None:
     record, answers = last(name), METHODS[name].kind.answers
     if GLOBAL in answers:

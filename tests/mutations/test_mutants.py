@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mutations.catalogue import DOCUMENT, ROOT, SOURCE, Mutant, chosen, defects, document, read, tables
+from mutations.catalogue import DOCUMENT, ROOT, SOURCE, Mutant, changed, chosen, defects, document, read, tables
 
 RUN = Path(__file__).parent / "run.py"
 ELSEWHERE = {"fedavg": "algorithm.py"}
@@ -59,31 +59,36 @@ laws = "tests/methods/test_fedprox.py"
 
 [[mutant]]
 name = "nobody looks at this"
-text = "strength: float = 0.01"
-becomes = "strength: float = 0.02"
+in = "FedProx"
+text = "float = 0.01"
+becomes = "float = 0.02"
 law = ["test_bad_strengths_are_refused"]
 
 [[mutant]]
 name = "cannot be imported"
-text = "strength: float = 0.01"
-becomes = "strength: float = nothing"
+in = "FedProx"
+text = "float = 0.01"
+becomes = "float = nothing"
 law = ["test_bad_strengths_are_refused"]
 
 [[mutant]]
 name = "a name that is not there"
-text = "check_ranges(self, strength=(0, 1e6))"
-becomes = "check_range(self, strength=(0, 1e6))"
+in = "FedProx.__post_init__"
+text = "check_ranges"
+becomes = "check_range"
 law = ["test_bad_strengths_are_refused"]
 
 [[mutant]]
 name = "a process that dies"
-text = "check_ranges(self, strength=(0, 1e6))"
+in = "FedProx.__post_init__"
+text = "check_ranges(…)"
 becomes = "__import__('os').abort()"
 law = ["test_bad_strengths_are_refused"]
 
 [[mutant]]
 name = "one of its laws does not notice"
-text = "check_ranges(self, strength=(0, 1e6))"
+in = "FedProx.__post_init__"
+text = "check_ranges(…)"
 becomes = "pass"
 law = ["test_bad_strengths_are_refused", "test_without_its_term_it_is_fedavg"]
 """
@@ -113,10 +118,66 @@ def test_only_a_failing_law_kills(tmp_path: Path) -> None:
     assert lines[-1] == "3 of 8 mutants killed"
 
 
-def test_a_text_that_is_not_there_or_changes_nothing_is_said() -> None:
-    mutant = Mutant("x", "y", "methods/fedprox.py", "no such text", "", (), ())
-    with pytest.raises(ValueError, match="occurs 0 times"):
-        mutant.source()
-    mutant = Mutant("x", "y", "methods/fedprox.py", "  # μ", "", (), ())
-    with pytest.raises(ValueError, match="nothing but comments"):
+CODE = """\
+def f(x):
+    return x + g(x, (1, 2))  # x + 1
+
+
+class A:
+    def f(self, x):
+        for each in x:
+            self.seen(
+                each,
+                x[each + 1],
+            )
+            yield each - 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "becomes", "line"),
+    [
+        ("f", "x+g", "x - g", "    return x - g(x, (1, 2))  # x + 1"),
+        ("f", "g(…)", "g(…)", "    return x + g(x, (1, 2))  # x + 1"),
+        ("f", "(…, (…))", "(…, …)", "    return x + g(x, 1, 2)  # x + 1"),
+        ("A", "x[…]", "…", "                each + 1,"),
+        ("", "each - 1", "each", "            yield each"),
+        ("A.f", "self.seen(each, …) yield", "for x in x:\n    yield", "                yield each - 1"),
+    ],
+)
+def test_a_text_is_a_run_of_tokens_in_its_function(name: str, text: str, becomes: str, line: str) -> None:
+    """However it is laid out, and whatever ``…`` stands for."""
+    new = changed(CODE, name, text, becomes)
+    compile(new, "code", "exec")
+    assert line in new.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("f", "x + 1", "occurs 0 times in f"),  # that is a comment
+        ("f", "each", "occurs 0 times in f"),
+        ("A", "each", "occurs 4 times in A"),
+        ("", "x", "occurs 6 times in the file"),
+        ("f", "return … 2", "occurs 0 times"),  # brackets that are not balanced
+        ("B.f", "x", "there is no B.f"),
+        ("f", "# x + 1", "nothing but comments"),
+    ],
+)
+def test_a_text_that_does_not_occur_once_is_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        changed(CODE, name, text, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes", "message"),
+    [
+        ("no such text", "", "x: y: its text occurs 0 times"),
+        ("loss +", "(loss) +", "nothing but comments"),
+        ("loss +", "loss (", "no Python"),
+    ],
+)
+def test_a_mutant_that_changes_nothing_or_breaks_the_file_is_refused(text: str, becomes: str, message: str) -> None:
+    mutant = Mutant("x", "y", "methods/fedprox.py", "FedProx.objective", text, becomes, (), ())
+    with pytest.raises(ValueError, match=message):
         mutant.source()

@@ -13,6 +13,7 @@ import pytest
 
 from fedrane.folder import CONFIG
 from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
+from problems import SLOW
 
 UNEVEN = (*TINY, "participation=0.6", "dropout=0.2", "momentum=0.9", "clip=1")
 GLIDING = f"{OWN}:Gliding"
@@ -28,7 +29,7 @@ def go_on(run: Path, of: tuple[str, ...]) -> tuple[str, ...]:
     return ("resume", str(run)) if (run / CONFIG).exists() else ("run", "--out", str(run), *of)
 
 
-@pytest.mark.parametrize(("method", "every"), [("fedavg", 1), ("local", 3)])
+@pytest.mark.parametrize(("method", "every"), [pytest.param("fedavg", 1, marks=SLOW), ("local", 3)])
 def test_twenty_kills_at_random_moments(fedrane: Driver, tmp_path: Path, method: str, every: int) -> None:
     """Killed twenty times on its way, the run ends in the same bytes."""
     of = words(method, every, rounds=60)
@@ -48,7 +49,10 @@ def test_twenty_kills_at_random_moments(fedrane: Driver, tmp_path: Path, method:
     same_run(run, tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("method", "every", "stride"), [("local", 1, 1), ("fedavg", 3, 2)])
+@pytest.mark.parametrize(
+    ("method", "every", "stride"),
+    [("fedavg", 3, 9), *(pytest.param(*each, marks=SLOW) for each in (("local", 1, 1), ("fedavg", 3, 2)))],
+)
 def test_killed_at_any_touch_of_the_folder(
     fedrane: Driver, tmp_path: Path, method: str, every: int, stride: int
 ) -> None:
@@ -66,6 +70,7 @@ def test_killed_at_any_touch_of_the_folder(
         same_run(run, tmp_path / "whole")
 
 
+@SLOW
 def test_the_resumed_run_is_killed_too(fedrane: Driver, tmp_path: Path) -> None:
     """Killed once more wherever it touches its folder after it was resumed; the method has a finale."""
     of = words(GLIDING, every=3, rounds=5)
@@ -83,6 +88,7 @@ def test_the_resumed_run_is_killed_too(fedrane: Driver, tmp_path: Path) -> None:
     assert again.status == 0
 
 
+@SLOW
 def test_killed_while_more_rounds_are_planned(fedrane: Driver, tmp_path: Path) -> None:
     """Wherever it touches the folder of a finished run with a finale, the same command brings it to its new end, and
     a plain resume to the old end or the new one."""

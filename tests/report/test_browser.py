@@ -21,7 +21,7 @@ from report_pages import HOSTILE, full
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver") or shutil.which("chromedriver", path=os.environ.get("CHROMEWEBDRIVER"))
-PATIENCE = 60.0
+PATIENCE = 300.0
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 
