@@ -26,7 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.models import build
-from fedrane.run import Callback, make_partition, resolve, run
+from fedrane.run import run
+from fedrane.training.callbacks import Callback
+from fedrane.training.setup import make_partition, resolve
 
 Row = dict[str, Any]
 Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]

@@ -24,9 +24,9 @@ from torch import nn
 
 import fedrane
 from fedrane import Experiment
-from fedrane.engines import simulation
-from fedrane.engines.flower import client_app
 from fedrane.engines.sequential import Sequential
+from fedrane.flower import simulation
+from fedrane.flower.client import client_app
 from fedrane.methods.fedavg import FedAvg
 from fedrane.task import Context, Model, State
 
@@ -44,12 +44,12 @@ def network(width: int) -> Any:
 
 def both(scratch: Path) -> ClientApp:
     """A client that answers our messages, and those of Flower's strategy."""
-    ours, app = client_app(simulation.SimulatedHome(scratch)), ClientApp()
+    ours, app = client_app(simulation.SimulatedClients(scratch)), ClientApp()
     app.query()(ours)
 
     @app.train()
     def train(message: Message, context: NodeContext) -> Message:
-        if "order" in message.content:
+        if "request" in message.content:
             return ours(message, context)
         federation = simulation._load(scratch / PLAIN)
         k, config = int(context.node_config["partition-id"]), message.content["config"]
@@ -78,19 +78,19 @@ def measure(width: int, clients: int, rounds: int) -> dict[str, Any]:
     with simulation.Simulation(clients, app=both) as started:
         simulation._open.append(started)
         simulation._save(started.scratch / PLAIN, federation)
-        engine = simulation.Simulated(FedAvg(), federation)
+        engine = simulation.SimulationEngine(FedAvg(), federation)
         strategy = FlowerFedAvg(1.0, 0.0, clients, 0, clients)
         first, owns = ArrayRecord(dict(server.model.params)), dict(result.owns)
         usual = started.grid.pull_interval
         for round in range(rounds + 1):  # the first warms the processes up
             times = [time.perf_counter()]
-            alone.train(server, {}, everyone, round, RATE, 1)
+            alone.train_round(server, {}, everyone, round, RATE, 1)
             times.append(time.perf_counter())
-            one = engine.train(server, owns, everyone, round, RATE, 1)
+            one = engine.train_round(server, owns, everyone, round, RATE, 1)
             server, _ = FedAvg().aggregate(federation.task, server, one.ups, one.cohort)
             owns = dict(one.owns)
             times.append(time.perf_counter())
-            for interval in (usual, simulation.PAUSE):
+            for interval in (usual, simulation.POLL_INTERVAL):
                 started.grid.pull_interval = interval
                 asked = strategy.configure_train(round, first, ConfigRecord(), started.grid)
                 replies = started.grid.send_and_receive(asked, timeout=600)

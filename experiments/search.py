@@ -27,8 +27,8 @@ from fedrane import Dataset, Experiment
 from fedrane.errors import Diverged
 from fedrane.reproduce import tune
 from fedrane.reproduce.targets import key_of, settings_of
-from fedrane.run import as_dataset
 from fedrane.settings import flat, nested
+from fedrane.training.setup import as_dataset
 
 HERE = Path(__file__).parent
 EVALUATIONS = 10

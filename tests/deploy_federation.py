@@ -18,7 +18,7 @@ from typing import Any
 import fedrane
 from fedrane import tree
 from fedrane.experiment import Experiment
-from fedrane.flower_app import App
+from fedrane.flower.project import AppConfig
 from fedrane.folder import read
 from harness import environment, metrics
 
@@ -152,13 +152,13 @@ class Federation:
 
         until(entered, f"node {k} has entered")
 
-    def app(self, name: str, *words: str) -> App:
+    def app(self, name: str, *words: str) -> AppConfig:
         """The page's app under another name, with other settings."""
         command = self.prepare.splitlines()[0].replace("flower new trial", f"flower new {name}")
         keys = [word.partition("=")[0] for word in words]
         page = [word for word in command.split() if word.partition("=")[0] not in keys]
         self.do(" ".join([*page, *words]))
-        return App.read(self.folder / name / f"app_{name.replace('-', '_')}")
+        return AppConfig.read(self.folder / name / f"app_{name.replace('-', '_')}")
 
     def submit(self, app: str = "trial", out: str = "run", **config: Any) -> str:
         """The page's command, to its end."""
@@ -180,7 +180,7 @@ class Federation:
     # ---- what came of it
 
     def experiment(self, app: str = "trial") -> Experiment:
-        return App.read(self.folder / app / f"app_{app.replace('-', '_')}").experiment
+        return AppConfig.read(self.folder / app / f"app_{app.replace('-', '_')}").experiment
 
     def rounds(self, out: str) -> int:
         path = self.folder / out / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""A grid without processes: each message is answered at once, and may be tampered with on its way."""
+"""A grid without processes: each message gets its reply at once, and may be tampered with on its way."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from asserts import untimed
 from fedrane import Experiment, Result, tree
-from fedrane.engines import simulation
-from fedrane.engines.flower import client_app
-from fedrane.engines.simulation import SimulatedHome
+from fedrane.flower import simulation
+from fedrane.flower.client import client_app
+from fedrane.flower.simulation import SimulatedClients
 from fedrane.methods.apple import APPLE
-from fedrane.run import as_dataset, make_partition, resolve
+from fedrane.training.setup import as_dataset, make_partition, resolve
 from problems import quick
 
 
@@ -30,7 +30,7 @@ def small(**changes: Any) -> Experiment:
 
 
 def federation_of(experiment: Experiment) -> Any:
-    """A stand-in that tells how many nodes are needed."""
+    """A stand-in that has the number of nodes."""
     rows = as_dataset(experiment, None)
     experiment = resolve(experiment, rows, False, False)
     count = len(make_partition(experiment, rows).clients)
@@ -122,7 +122,7 @@ class Loop:
 
     def __init__(self, scratch: Path, nodes: int, **tampering: Any) -> None:
         self.scratch, self.nodes = scratch, nodes
-        self.grid = LoopGrid(client_app(SimulatedHome(scratch)), range(nodes), **tampering)
+        self.grid = LoopGrid(client_app(SimulatedClients(scratch)), range(nodes), **tampering)
 
     def check(self) -> None: ...
 

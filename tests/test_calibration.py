@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,8 @@ from fedrane.folder import CALIBRATION, Folder
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.local import Local
-from fedrane.run import Result
+from fedrane.training import loop
+from fedrane.training.result import Result
 from harness import untimed
 
 DIGITS = load("digits")
@@ -226,7 +226,7 @@ def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
 def test_metrics_do_not_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines, summary and checkpoints are those of a run without."""
     small(tmp_path, "with")
-    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", lambda models, federation, engine: {})
+    monkeypatch.setattr(loop, "calibrate", lambda models, federation, engine: {})
     small(tmp_path, "without")
     with_, without = (Folder(tmp_path / name) for name in ("with", "without"))
     assert json.loads((tmp_path / "without" / CALIBRATION).read_text())["models"] == {}

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.partition import Split
-from fedrane.engines import Predicted
-from fedrane.evaluation import evaluate, minority_classes
+from fedrane.evaluation import Predicted, evaluate, minority_classes
 from fedrane.federation import Federation, Pool
 from fedrane.task import Model, State
 from problems import federation, table

@@ -26,6 +26,7 @@ from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.folder import FACTS, SESSIONS, Folder, round_of
 from fedrane.methods import METHODS, Method
 from fedrane.report.runs import gather
+from fedrane.training import loop
 from harness import OWN
 from problems import Listener, dense, quick
 
@@ -696,7 +697,7 @@ def test_a_run_killed_before_it_was_calibrated_is_finished(tmp_path: Path, monke
     def fails(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(sys.modules["fedrane.run"], "calibrate", fails)
+    monkeypatch.setattr(loop, "calibrate", fails)
     with pytest.raises(MemoryError):
         fedrane.run(quick(rounds=1), tmp_path / "run")
     monkeypatch.undo()

@@ -34,7 +34,6 @@ from fedrane.comparison import compare, run_folder
 from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
-from fedrane.experiment import REMOTE
 from fedrane.folder import Folder
 from fedrane.methods import METHODS, Method
 from fedrane.settings import dotted
@@ -450,7 +449,7 @@ def test_a_comparison_takes_for_auto_only_what_auto_can_come_to(tmp_path: Path) 
     settled = config.read_text().replace('"cuda"', '"cpu"').replace('"bf16"', '"float32"')
     for key, taken, refused in (
         ("model", ["mlp"], ["convnet", "resnet18"]),
-        ("engine", ["stacked", "threaded", "processes"], ["flower-bf16", REMOTE]),
+        ("engine", ["stacked", "threaded", "processes"], ["flower-bf16", "flower-remote"]),
         ("device", ["cpu", "cuda"], ["cuda:1", "mps"]),
         ("precision", ["float32"], ["float64", "bf16"]),  # on a CPU
         ("kind", ["natural", "dirichlet"], ["iid", "shards"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from asserts import same_bytes, untimed
 from fedrane import Algorithm, Experiment, Result, conformance, engines, tree
 from fedrane.comparison import compare
 from fedrane.data.dataset import Dataset
+from fedrane.engines import registry
 from fedrane.errors import ConfigError
 from fedrane.folder import CONFIG
+from fedrane.training import setup
 from problems import FORKS, Listener, federation, quick, table
 
 Many = Callable[[int], None]
@@ -112,8 +113,8 @@ def test_what_was_set_before_is_the_most_that_is_taken_unasked(machine: Many, mo
     fed = federation(table(), [[0, 1], [2, 3]])
     chosen = {name: engines.choose(name, 0, Algorithm(), fed, 4)[1] for name in ("stacked", "sequential", "threaded")}
     assert chosen == {"stacked": 1, "sequential": 1, "threaded": 4}
-    monkeypatch.setattr(engines, "LIGHT", 0)
-    monkeypatch.setattr(engines, "LARGE", 0)
+    monkeypatch.setattr(registry, "MAX_STACKED_MACS", 0)
+    monkeypatch.setattr(registry, "MIN_PARALLEL_STACK_MACS", 0)
     for most, stack in ((1, 1), (2, 1), (3, 1), (4, 2), (16, 8), (64, 8)):
         assert engines.choose("stacked", 0, Algorithm(), fed, most) == ("stacked", stack), "half, and at most 8"
         assert engines.choose("sequential", 0, Algorithm(), fed, most) == ("sequential", most)
@@ -184,7 +185,7 @@ def test_resume_says_where_it_cannot_be_sure(tmp_path: Path) -> None:
     fedrane.run(quick(threads=3), tmp_path / "run", stop=lambda: True)
     listener = Listener()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["fedrane.run"], "cores", lambda: 2)
+        patch.setattr(setup, "cores", lambda: 2)
         fedrane.resume(tmp_path / "run", callbacks=[listener])
     assert listener.heard == ["begun on 3 threads, and this machine has 2: last digits may differ, and it may be slow"]
 
@@ -230,7 +231,7 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
     experiment = quick(method=method, model="convnet", engine="processes", threads=2, batch=16, lr=0.05)
     whole = fedrane.run(experiment, dataset=pictures())
     fedrane.run(experiment, tmp_path / "run", dataset=pictures(), stop=lambda: True)
-    monkeypatch.setattr(sys.modules["fedrane.run"], "impossible", lambda: "forking is not safe")
+    monkeypatch.setattr(setup, "impossible", lambda: "forking is not safe")
     listener = Listener()
     gone_on = fedrane.resume(tmp_path / "run", dataset=pictures(), callbacks=[listener])
     same_end(whole, gone_on)
@@ -243,7 +244,7 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
 def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back() -> None:
     """Channels last while it trains, contiguous in what it hands over."""
     result = fedrane.run(quick(method="fedrane", model="convnet", batch=16, rounds=1), dataset=pictures())
-    trained = engines.Threaded(result.algorithm, result.federation).train(result.server, {}, [0, 1], 2, 0.05, 1)
+    trained = engines.Threaded(result.algorithm, result.federation).train_round(result.server, {}, [0, 1], 2, 0.05, 1)
     for path, leaf in tree.flatten(
         {"ups": trained.ups, "owns": {str(k): own for k, own in trained.owns.items()}}
     ).items():

@@ -24,12 +24,12 @@ from fedrane.data import partition as partitions
 from fedrane.display import plain_table, uses_alpha
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import KEYS, Experiment
-from fedrane.flower_cli import flower_app
+from fedrane.flower.commands import flower_app
 from fedrane.folder import CONFIG, Folder
 from fedrane.predictor import answer, read_rows
 from fedrane.profile import Profiler
 from fedrane.reproduce.commands import reproduce_command, tune_command
-from fedrane.run import Callback, Result, as_dataset, load, make_partition, resume, run, settled
+from fedrane.run import load, resume, run
 from fedrane.settings import NAME, addressed, by_label, parse
 from fedrane.terminal import (
     INTERRUPTED,
@@ -45,6 +45,9 @@ from fedrane.terminal import (
     watching,
     write_line,
 )
+from fedrane.training.callbacks import Callback
+from fedrane.training.result import Result
+from fedrane.training.setup import as_dataset, make_partition, settled
 
 app = typer.Typer(
     help="Federated learning on data that differ from client to client.",

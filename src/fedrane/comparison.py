@@ -23,8 +23,10 @@ from fedrane.federation import Federation
 from fedrane.files import write_atomically
 from fedrane.folder import COMPARISON, CONFIG, FACTS, METRICS, SUMMARY, Folder, read_labels
 from fedrane.predictor import Inputs
-from fedrane.run import Callback, automatic_model, resume, run
+from fedrane.run import resume, run
 from fedrane.settings import dotted
+from fedrane.training.callbacks import Callback
+from fedrane.training.setup import automatic_model
 
 COLUMNS = (
     ("global last", GLOBAL, "last"),

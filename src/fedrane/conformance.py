@@ -30,9 +30,10 @@ from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.folder import TIMINGS, Checkpoint, Folder
-from fedrane.run import Result, run
+from fedrane.run import run
 from fedrane.task import Batch, Context, Model, State
 from fedrane.threads import limited
+from fedrane.training.result import Result
 
 CLASSES, FEATURES = 3, 6
 TOLERANCE = 1e-9
@@ -215,7 +216,7 @@ def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
     turned = torch.tensor([3, 0, 4, 2, 1])
     for bench in benches(algorithm, rounds=1):
         task, server = bench.result.task, bench.result.server
-        sent = bench.engine.train(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
+        sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
         moved: dict[str, Any] = {k: v[turned] for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
         cohort = sent.cohort._replace(**moved)
         forward, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
@@ -245,7 +246,7 @@ def _pure(bench: Bench) -> None:
     algorithm.personal_model(task, ctx)
     need(tree.equal(seen, work._asdict()), "finish changes the work it is given")
     need(tree.equal(kept, _in_context(ctx)), "a client hook changes what came down or what the client keeps")
-    sent = bench.engine.train(server, bench.result.owns, [0, 1, 2], 2, 0.1, 1)
+    sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2], 2, 0.1, 1)
     ups = tree.map(torch.clone, sent.ups)
     algorithm.aggregate(task, server, sent.ups, sent.cohort)
     need(tree.equal(ups, sent.ups), "aggregate changes the uploads")
@@ -287,7 +288,7 @@ def absent_clients_keep_their_state(algorithm: Algorithm) -> None:
     watched = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
     bench = Bench(watched, algorithm)
     before = {k: tree.map(torch.clone, own) for k, own in watched.owns.items()}
-    sent = bench.engine.train(watched.server, watched.owns, [0, 2], 5, 0.1, 1)
+    sent = bench.engine.train_round(watched.server, watched.owns, [0, 2], 5, 0.1, 1)
     need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 gave states to {sorted(sent.owns)}")
     need(all(tree.equal(before[k], watched.owns[k]) for k in before), "training changes a state before it is committed")
     answered = {k for record in watched.history for k in record["cohort"]}
@@ -298,7 +299,7 @@ def dtype_is_kept(algorithm: Algorithm) -> None:
     """Of models exactly; what a method adds to them may have more digits than the run's, but never fewer."""
     for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         for bench in benches(algorithm, rounds=1, precision=name):
-            sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 1)
+            sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 1)
             trees = {**states(bench.result), "ups": sent.ups, "kept": {str(k): own for k, own in sent.owns.items()}}
             for path, leaf in tree.flatten(trees).items():
                 allowed = (dtype,) if "/model/" in path else (dtype, torch.float64)
@@ -317,7 +318,7 @@ def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
     for number, stage in enumerate(algorithm.finale(), result.round + 1):
         engine, everyone = Sequential(stage, federation), list(range(federation.population))
         contexts = {k: engine.context(server, owns.get(k), federation.client(k, number, 0.05, 1)) for k in everyone}
-        sent = engine.train(server, owns, everyone, number, 0.05, stage.local_epochs(1))
+        sent = engine.train_round(server, owns, everyone, number, 0.05, stage.local_epochs(1))
         after, _ = stage.aggregate(task, server, sent.ups, sent.cohort)
         _unmoved(stage, "server after the finale", server.model, after.model)
         for k, own in sent.owns.items():
@@ -369,7 +370,7 @@ def mixed_labels_count(algorithm: Algorithm) -> None:
 
 def only_what_is_shared_travels(algorithm: Algorithm) -> None:
     for bench in benches(algorithm, rounds=1, participation=0.6):
-        sent = bench.engine.train(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
+        sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
         for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
             kept = [name for name in names if not bench.algorithm.shares(name)]
             need(not kept, f"{', '.join(kept)} is not shared but goes {where}")

@@ -22,7 +22,8 @@ from fedrane.experiment import Experiment
 from fedrane.federation import Federation
 from fedrane.files import clear_errors
 from fedrane.profile import Profiler
-from fedrane.run import Callback, Result
+from fedrane.training.callbacks import Callback
+from fedrane.training.result import Result
 
 
 def percent(value: float | None) -> str:

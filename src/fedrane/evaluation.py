@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.engines import Engine, Predicted
 from fedrane.federation import Federation, Pool
 from fedrane.task import Model, State
 
@@ -25,6 +24,21 @@ Metrics = dict[str, Any]
 Rows = NDArray[np.int64]
 WORST = 0.1
 """The share of clients that ``accuracy_worst10`` looks at."""
+
+
+class Predicted(NamedTuple):
+    labels: NDArray[np.int64]
+    losses: NDArray[np.float64]
+
+
+class Predicts(Protocol):
+    """Gives each client's model, and predicts with models."""
+
+    def personal(self, server: State, own: State | None, client: int, round: int) -> Model: ...
+
+    def predict(self, model: Model, pool: Pool, rows: Rows) -> Predicted: ...
+
+    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[Rows, ...]) -> list[Predicted]: ...
 
 
 class Tally(NamedTuple):
@@ -51,7 +65,7 @@ class Tally(NamedTuple):
 
 
 def evaluate(
-    engine: Engine, federation: Federation, algorithm: Algorithm, server: State, owns: Mapping[int, State], round: int
+    engine: Predicts, federation: Federation, algorithm: Algorithm, server: State, owns: Mapping[int, State], round: int
 ) -> Metrics:
     """All measures the method's answers allow, for all clients."""
     task, everyone = federation.task, range(federation.population)
@@ -69,7 +83,7 @@ def evaluate(
     return metrics | validation(held_out)
 
 
-def official(engine: Engine, federation: Federation, model: Model) -> Metrics:
+def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
     """The global model on the official test set."""
     answered = engine.predict(model, federation.test, np.arange(len(federation.test)))
     nobody = np.zeros(federation.task.classes, np.bool_)
@@ -77,7 +91,7 @@ def official(engine: Engine, federation: Federation, model: Model) -> Metrics:
 
 
 def answer(
-    engine: Engine, federation: Federation, algorithm: Algorithm, models: list[Model]
+    engine: Predicts, federation: Federation, algorithm: Algorithm, models: list[Model]
 ) -> tuple[list[Tally], list[Tally]]:
     """What each client's model makes of that client's test rows, and of its validation rows."""
     together, split = not algorithm.depends_on_batch(federation.task), federation.split
@@ -86,7 +100,7 @@ def answer(
 
 
 def _tallies(
-    engine: Engine, federation: Federation, models: list[Model], rows: tuple[Rows, ...], together: bool
+    engine: Predicts, federation: Federation, models: list[Model], rows: tuple[Rows, ...], together: bool
 ) -> list[Tally]:
     y, few = _labels(federation.train), minority_classes(federation.labels)
     if not any(len(r) for r in rows):
@@ -100,7 +114,7 @@ def _labels(pool: Pool) -> NDArray[np.int64]:
 
 
 def _by_client(
-    engine: Engine, models: list[Model], pool: Pool, rows: tuple[Rows, ...], together: bool
+    engine: Predicts, models: list[Model], pool: Pool, rows: tuple[Rows, ...], together: bool
 ) -> list[Predicted]:
     """Each client's rows answered by its model; where all have one, in one go if answers do not depend on it."""
     if together and all(model is models[0] for model in models):

@@ -28,8 +28,6 @@ from fedrane.sgd import Schedule
 PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"
 """Stands for a dataset or a network that was handed over as an object and cannot be written down."""
-REMOTE = "flower-remote"
-"""Stands in a run's configuration where its clients were other machines."""
 ELSEWHERE = frozenset({"data_root", "engine", "threads", "device", "checkpoint_every"})
 """Keys of an experiment that say where and how it runs, and not what comes out."""
 D = TypeVar("D")

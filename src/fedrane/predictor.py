@@ -18,8 +18,9 @@ from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.calibration import Calibration
 from fedrane.data import own
 from fedrane.data.dataset import Dataset
+from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError, ConfigError, DataError
-from fedrane.experiment import REMOTE, Experiment
+from fedrane.experiment import Experiment
 from fedrane.federation import Normaliser, describe, each_of
 from fedrane.task import Context, Model, State, Task
 
@@ -199,7 +200,7 @@ class Models:
     def personal(self, client: int) -> Predictor:
         """The model of one client; one that never took part answers with what it would start from."""
         self._require(PERSONAL)
-        if self.experiment.engine == REMOTE:
+        if self.experiment.engine in DEPLOYED:
             raise ConfigError(
                 "the personal models are not here",
                 "they are with their clients",

@@ -12,7 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
-from fedrane.run import PHASES, Callback, Result
+from fedrane.training.callbacks import Callback
+from fedrane.training.loop import PHASES
+from fedrane.training.result import Result
 
 TOP = 12
 

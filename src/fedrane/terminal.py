@@ -17,8 +17,8 @@ from rich.table import Table
 from fedrane import display, effects
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
-from fedrane.run import Callback
 from fedrane.settings import Notice, as_messages, parse
+from fedrane.training.callbacks import Callback
 
 INTERRUPTED = 130
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value …]", show_default=False)]

@@ -9,7 +9,7 @@ import pytest
 import fedrane
 from asserts import same_bytes
 from deploy_federation import Federation, controls_sum_up, free_ports, until
-from fedrane.flower_app import models
+from fedrane.flower.app import models
 from harness import metrics
 
 

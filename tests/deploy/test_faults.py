@@ -10,7 +10,7 @@ import pytest
 import fedrane
 from asserts import same_bytes
 from deploy_federation import Federation, Program, controls_sum_up, until
-from fedrane.flower_app import models
+from fedrane.flower.app import models
 from harness import metrics
 
 WRAPPED = """
@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 honest, app = app, ClientApp()
 app.query()(honest)
 app.evaluate()(honest)
-app.evaluate("conclude")(honest)
+app.evaluate("deliver")(honest)
 """
 """A client app around the honest one, which answers whatever is not training."""
 LIAR = '''
@@ -33,9 +33,9 @@ from flwr.app import Array
 def train(message, context):
     """Clients 1 and 2 lie in another way in every round but the last."""
     reply = honest(message, context)
-    lie = LIES.get((context.node_config["partition-id"], message.content["order"]["round"]))
+    lie = LIES.get((context.node_config["partition-id"], message.content["request"]["round"]))
     if lie:
-        up, said = reply.content["up"], reply.content["said"]
+        up, said = reply.content["up"], reply.content["reply"]
         lie(up, said, next(iter(up)))
     return reply
 
@@ -53,8 +53,8 @@ LIES = {
     (2, 1): lambda up, said, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
     (1, 2): lambda up, said, name: up.pop(name),
     (2, 2): lambda up, said, name: up.__setitem__("more", up[name]),
-    (1, 3): lambda up, said, name: said.__setitem__("rows", -7),
-    (2, 3): lambda up, said, name: said.__setitem__("rows", 10**15),
+    (1, 3): lambda up, said, name: said.__setitem__("num_examples", -7),
+    (2, 3): lambda up, said, name: said.__setitem__("num_examples", 10**15),
     (1, 4): lambda up, said, name: up.__setitem__(name, hundredfold(up[name])),
     (2, 4): lost,
 }
@@ -98,7 +98,7 @@ from pathlib import Path
 def train(message, context):
     """From the second round on, lost while a file of this name is in the client's folder."""
     reply = honest(message, context)
-    if message.content["order"]["round"] > 1 and (Path(context.node_config["folder"]) / "silent").exists():
+    if message.content["request"]["round"] > 1 and (Path(context.node_config["folder"]) / "silent").exists():
         raise RuntimeError("lost on the way")
     return reply
 '''
@@ -111,13 +111,13 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -
     for file in silent:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    said = federation.do(federation.submission("few", "run-few", minimum=2, retries=1), check=False)
+    said = federation.do(federation.submission("few", "run-few", min_replies=2, retries=1), check=False)
     assert "1 of 3" in said
     assert federation.rounds("run-few") == 1
     assert not federation.finished("run-few")
     for file in silent:
         file.unlink()
-    said = federation.submit("few", "run-few", minimum=2)
+    said = federation.submit("few", "run-few", min_replies=2)
     assert federation.finished("run-few"), said + federation.logs()
     local = fedrane.run(federation.experiment("few").replace(engine="sequential", device="cpu"))
     same_bytes(fedrane.load(federation.folder / "run-few").server, local.server)

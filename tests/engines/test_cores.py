@@ -28,10 +28,11 @@ from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
-from fedrane.run import _Loop
 from fedrane.task import Model
 from harness import PATIENCE
 from problems import EVERY_METHOD, FORKS, SLOW, federation, quick, table
+from fedrane.training.loop import TrainingLoop
+from problems import FORKS, federation, quick, table
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +189,7 @@ def test_what_a_client_ends_with_is_its_own(sizes: tuple[int, ...]) -> None:
     fed = federation(table(200), [list(range(*pair)) for pair in pairwise(ends)], batch=16)
     method = HandsOn()
     server = method.init(fed.task, fed.roster)
-    one, many = (kind(method, fed).train(server, {}, [0, 1, 2], 1, 0.1, 2) for kind in (Sequential, Threaded))
+    one, many = (kind(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.1, 2) for kind in (Sequential, Threaded))
     close(one.ups, many.ups, 1e-12)
 
 
@@ -379,7 +380,7 @@ def test_auto_goes_by_the_work_of_a_step_and_the_cores(
 ) -> None:
     """And it is written down before the first round."""
     torch.set_num_threads(cores)
-    monkeypatch.setattr(_Loop, "_one_round", lambda loop, stage: True)
+    monkeypatch.setattr(TrainingLoop, "_one_round", lambda loop, stage: True)
     result = fedrane.run(quick(engine="auto", device="cpu", **settings), tmp_path / "run")
     assert Experiment.from_toml(tmp_path / "run" / CONFIG) == result.experiment
     assert result.experiment.engine == engine

@@ -20,8 +20,9 @@ from fedrane.federation import Normaliser
 from fedrane.methods import METHODS
 from fedrane.models.stacked import AsProducts, convolve, descend, kernels_available, normalise
 from fedrane.ops import graph
-from fedrane.run import Result, make_task
 from fedrane.task import Batch, Model
+from fedrane.training.result import Result
+from fedrane.training.setup import make_task
 from slopes import Slopes, slopes_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -18,8 +18,9 @@ from fedrane.data.dataset import Dataset
 from fedrane.engines import make, stacked
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
-from fedrane.run import Result
 from problems import EVERY_METHOD, federation, slow_except, table
+from fedrane.training.result import Result
+from problems import federation, table
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:
@@ -199,9 +200,9 @@ def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
     method = FedAvg()
     server = method.init(fed.task, fed.roster)
     first = server.model.stats
-    reference = make("sequential", method, fed).train(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats
+    reference = make("sequential", method, fed).train_round(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats
     for engine in ("stacked", "threaded"):
-        close(make(engine, method, fed).train(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats, reference)
+        close(make(engine, method, fed).train_round(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats, reference)
     for k, rows in enumerate(clients[:2]):
         x = torch.from_numpy(data.x[rows]).double()
         torch.testing.assert_close(reference["body.0.running_mean"][k], x.mean(0), rtol=0, atol=0.1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedrane.engines import simulation
+from fedrane.flower import simulation
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for an answer that does not come."""
-    original = simulation.Fleet
-    monkeypatch.setattr(simulation, "Fleet", lambda *a, **k: original(*a, **{"timeout": 0.2, "pause": 0.01, **k}))
+    """Nobody waits long for a reply that does not come."""
+    original = simulation.NodePool
+    monkeypatch.setattr(
+        simulation, "NodePool", lambda *a, **k: original(*a, **{"timeout": 0.2, "poll_interval": 0.01, **k})
+    )

@@ -21,9 +21,12 @@ from asserts import same_bytes
 from fedrane import Experiment, data, own_code, report
 from fedrane.cli import app as command
 from fedrane.data.own import read_labelled
-from fedrane.engines.flower import Fleet, TooFew
 from fedrane.errors import CheckpointError, ConfigError, DataError
-from fedrane.flower_app import App, Settings, client, models, serve
+from fedrane.flower.app import client, models
+from fedrane.flower.engine import TooFewRepliesError
+from fedrane.flower.nodes import NodePool
+from fedrane.flower.project import AppConfig
+from fedrane.flower.server import ServerSettings, serve
 from fedrane.methods import METHODS
 from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
@@ -45,14 +48,14 @@ class Federation:
         assert done.exit_code == 0, done.output
         done = CliRunner().invoke(command, ["flower", "deal", str(folder / "app"), str(folder / "data")])
         assert done.exit_code == 0, done.output
-        self.folder, self.app = folder, App.read(folder / "app" / "app_app")
+        self.folder, self.app = folder, AppConfig.read(folder / "app" / "app_app")
         self.grid: LoopGrid | None = None
 
     def serve(self, nodes: int = CLIENTS, out: str = "run", **more: Any) -> Path:
         """A run, or the rest of one."""
         self.grid = self.connect(nodes, **{key: more.pop(key) for key in ("up", "down") if key in more})
         settings = {"out": str(self.folder / out), "timeout": 0.5, "retries": 0, "wait": 0.1, "test_data": "digits"}
-        serve(self.app, Settings(**(settings | more)), self.grid)
+        serve(self.app, ServerSettings(**(settings | more)), self.grid)
         return self.folder / out
 
     def connect(self, nodes: int, **tampering: Any) -> LoopGrid:
@@ -106,7 +109,7 @@ def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     assert federation.grid is not None
     replies = [m for m in federation.grid.seen if m.metadata.reply_to_message_id]
     kinds = {name for reply in replies for name in reply.content}
-    assert kinds == {"me", "up", "metrics", "said", "personal.test"}
+    assert kinds == {"identity", "up", "metrics", "reply", "personal.test"}
     paths = {path for reply in replies for r in reply.content.array_records.values() for path in r}
     assert paths == {path for path in paths if path.startswith("model/params/body.")}
 
@@ -156,8 +159,8 @@ class Killed(BaseException):
 
 def dying(round: int) -> Callable[[Message], Message]:
     def down(message: Message) -> Message:
-        order = message.content.config_records.get("order")
-        if order and order["round"] == round and order["client"] % 2 == 1:
+        request = message.content.config_records.get("request")
+        if request and request["round"] == round and request["client"] % 2 == 1:
             raise Killed
         return message
 
@@ -173,7 +176,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
         with pytest.raises(Killed):
             federation.serve(down=dying(round))
     same_as_local(federation, federation.serve())
-    assert json.loads((tmp_path / "run" / "facts.json").read_text())["life"] == 4
+    assert json.loads((tmp_path / "run" / "facts.json").read_text())["server_start"] == 4
 
 
 def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
@@ -221,11 +224,11 @@ def test_too_few_answers_stop_a_federation_and_lose_nothing(tmp_path: Path) -> N
     federation = Federation(tmp_path, method="scaffold", participation=1.0)
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("said")
+        said = reply.content.config_records.get("reply")
         return None if said and said["round"] == 3 and said["client"] > 0 else reply
 
-    with pytest.raises(TooFew):
-        federation.serve(up=up, minimum=2)
+    with pytest.raises(TooFewRepliesError):
+        federation.serve(up=up, min_replies=2)
     same_as_local(federation, federation.serve())
 
 
@@ -238,7 +241,7 @@ def test_all_clients_are_waited_for(tmp_path: Path) -> None:
         federation.serve(nodes=2)
 
 
-def guest(federation: Federation, folder: Path) -> dict[str, Any]:
+def late_client(federation: Federation, folder: Path) -> dict[str, Any]:
     """A client that is not of the roster, with rows of its own."""
     rows = data.load("digits")
     np.savez(folder / "late.npz", x=rows.x_test[:100], y=rows.y_test[:100])
@@ -249,17 +252,17 @@ BY_NUMBER = ["apple", "fedmtl"]
 """They hold something for each client of the roster, and no model that is for everybody."""
 
 
-def with_guest(federation: Federation, folder: Path) -> tuple[Path, list[int]]:
-    """A run in whose second round a guest joins, and the rounds whose models it is given."""
-    config, rounds = guest(federation, folder), list[int]()
+def with_late_client(federation: Federation, folder: Path) -> tuple[Path, list[int]]:
+    """A run in whose second round a late client joins, and the rounds whose models it is given."""
+    config, rounds = late_client(federation, folder), list[int]()
 
     def down(message: Message) -> Message:
-        order, grid = message.content.config_records.get("order"), federation.grid
-        if order and order["round"] == 2 and grid is not None:
+        request, grid = message.content.config_records.get("request"), federation.grid
+        if request and request["round"] == 2 and grid is not None:
             grid.configs[9] = config
             grid.join(client=9, node=5)
-        if order and order["client"] == 9:
-            rounds.append(order["round"])
+        if request and request["client"] == 9:
+            rounds.append(request["round"])
         return message
 
     return federation.serve(down=down), rounds
@@ -268,7 +271,7 @@ def with_guest(federation: Federation, folder: Path) -> tuple[Path, list[int]]:
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in BY_NUMBER])
 def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=256)
-    out, rounds = with_guest(federation, tmp_path)
+    out, rounds = with_late_client(federation, tmp_path)
     same_as_local(federation, out)  # the run itself takes no notice
     assert rounds == [2, fedrane.load(out).round]
     held = federation.personal(9)
@@ -289,7 +292,7 @@ def test_one_that_joins_where_there_is_no_model_for_it_is_told_so(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=999)
-    out, rounds = with_guest(federation, tmp_path)
+    out, rounds = with_late_client(federation, tmp_path)
     same_as_local(federation, out)
     assert not rounds
     assert "client 9 came after the start: this method has nothing for it" in caplog.text
@@ -299,11 +302,11 @@ def test_one_that_joins_after_the_end_gets_the_model(tmp_path: Path) -> None:
     federation = Federation(tmp_path, method="fedper", rounds=2)
     out = federation.serve()
     before = (out / "metrics.jsonl").read_bytes()
-    config = guest(federation, tmp_path)
+    config = late_client(federation, tmp_path)
     federation.grid = federation.connect(0)
     federation.grid.configs[9] = config
     federation.grid.join(client=9, node=5)
-    serve(federation.app, Settings(str(out), timeout=0.5), federation.grid)
+    serve(federation.app, ServerSettings(str(out), timeout=0.5), federation.grid)
     assert set(federation.personal(9)) == {"personal"}
     assert (out / "metrics.jsonl").read_bytes() == before
     assert not list(trained(federation.grid.seen))
@@ -383,9 +386,9 @@ def test_a_node_without_data_says_so(tmp_path: Path) -> None:
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
     heard: list[str] = []
-    fleet = Fleet(grid, "ab" * 16, timeout=0.1, tell=heard.append)
-    fleet.find()
-    assert not fleet.nodes
+    pool = NodePool(grid, "ab" * 16, timeout=0.1, log=heard.append)
+    pool.discover()
+    assert not pool.nodes
     assert "has no data" in heard[0]
 
 
@@ -393,16 +396,16 @@ def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> No
     """A node without a registered key has another name after each start; the old one fades only slowly."""
     federation = Federation(tmp_path, rounds=1)
     grid, heard = federation.connect(1), list[str]()
-    fleet = Fleet(grid, "ab" * 16, timeout=0.1, tell=heard.append)
-    fleet.find()
-    assert fleet.nodes == {0: 1000}
+    pool = NodePool(grid, "ab" * 16, timeout=0.1, log=heard.append)
+    pool.discover()
+    assert pool.nodes == {0: 1000}
     grid.join(client=0, node=5)
-    fleet.find()
-    assert fleet.nodes == {0: 1000}
+    pool.discover()
+    assert pool.nodes == {0: 1000}
     assert "which node 1000 is" in heard[0]
     del grid.online[1000]
-    fleet.find()
-    assert fleet.nodes == {0: 5}
+    pool.discover()
+    assert pool.nodes == {0: 5}
 
 
 def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
@@ -429,7 +432,7 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text('engine = "stacked"')
     result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), str(tmp_path / "e.toml")])
     assert "engine=stacked is not used" in result.stderr
-    assert App.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
+    assert AppConfig.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
 
 
 def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
@@ -437,11 +440,11 @@ def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
 
     federation = Federation(tmp_path, rounds=1)
     said = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    settings = Settings.read(said)
-    assert settings._replace(out="") == Settings(out="")
-    assert {key.replace("-", "_") for key in said} == set(Settings._fields)
+    settings = ServerSettings.read(said)
+    assert settings._replace(out="") == ServerSettings(out="")
+    assert {key.replace("-", "_") for key in said} == set(ServerSettings._fields)
     with pytest.raises(ConfigError, match="minimal"):
-        Settings.read({"minimal": 3})
+        ServerSettings.read({"minimal": 3})
     assert isinstance(federation.app.experiment, Experiment)
 
 

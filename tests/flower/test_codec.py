@@ -14,7 +14,7 @@ from hypothesis import given
 
 from asserts import same_bytes
 from fedrane import Model, State, tree
-from fedrane.engines.codec import Encoder, Layout, Refused, decode, digest, schema, sent_bytes
+from fedrane.flower.codec import Encoder, Layout, MessageError, decode, digest, schema, sent_bytes
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
 
@@ -48,18 +48,18 @@ def test_strided_tensors_are_sent_as_they_read() -> None:
 
 def test_short_numbers_are_half_the_bytes_and_nearest() -> None:
     tensors = {"w": some(torch.float32, (50, 3)), "n": torch.arange(5)}
-    record = Encoder(short=True).record(tensors)
-    back = decode(record, schema(tensors), short=True)
+    record = Encoder(bf16=True).record(tensors)
+    back = decode(record, schema(tensors), bf16=True)
     same_bytes(back["w"], tensors["w"].bfloat16().float())
     same_bytes(back["n"], tensors["n"])
-    assert sent_bytes(tensors, short=True) == 2 * 150 + 8 * 5
+    assert sent_bytes(tensors, bf16=True) == 2 * 150 + 8 * 5
     assert len(record["w"].data) < 2 * 150 + 256
 
 
 def test_what_is_exact_is_not_shortened() -> None:
     tensors = {"w": some(torch.float32, (5,)), "frozen": some(torch.float32, (5,), 1)}
     exact = frozenset({"frozen"})
-    back = decode(Encoder(short=True).record(tensors, exact), schema(tensors), True, exact)
+    back = decode(Encoder(bf16=True).record(tensors, exact), schema(tensors), True, exact)
     same_bytes(back["frozen"], tensors["frozen"])
     assert not tree.equal(back["w"], tensors["w"])
 
@@ -107,7 +107,7 @@ BAD = {
 
 @pytest.mark.parametrize("record", BAD.values(), ids=BAD)
 def test_anything_else_is_refused(record: dict[str, Array]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(MessageError):
         decode(record, schema(GOOD))
 
 
@@ -116,7 +116,7 @@ def test_a_giant_is_refused_before_memory_is_taken_for_it() -> None:
     header = GOOD_W.data[:128].replace(b"(4, 3), }", b"(99999999, 3333), }"[:19])
     bomb = changed(w=lying(GOOD_W, data=header + GOOD_W.data[128:]))
     tracemalloc.start()
-    with pytest.raises(Refused):
+    with pytest.raises(MessageError):
         decode(bomb, schema(GOOD))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -131,12 +131,12 @@ def test_a_digest_tells_types_and_shapes_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"leaves": {"a": ["float32", ["x"]]}, "empty": [], "constant": {}}'])
 def test_a_broken_layout_is_refused(text: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(MessageError):
         Layout.from_text(text)
 
 
 def test_a_layout_of_unknown_types_or_without_a_model_is_refused() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(MessageError):
         _ = Layout({"a": ("object", [1])}, [], {}).schema
-    with pytest.raises(Refused):
+    with pytest.raises(MessageError):
         Layout({"a": ("float32", [1])}, [], {}).state({"a": torch.zeros(1)})

@@ -16,8 +16,8 @@ from torch import nn
 import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Callback, tree
-from fedrane.engines import simulation
-from fedrane.engines.flower import TooFew
+from fedrane.flower import simulation
+from fedrane.flower.engine import TooFewRepliesError
 from fedrane.methods import METHODS
 from flower_grids import looped, small, trained
 
@@ -55,15 +55,15 @@ def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path
     assert any(task.private(name) for name in parameters)
     met: set[int] = set()
     for message in trained(loop.grid.seen):
-        order = message.content.config_records.get("order")
+        request = message.content.config_records.get("request")
         for kind, record in message.content.array_records.items():
             params = [path.rpartition(tree.SEPARATOR)[2] for path in record]  # of a model, a control, a core alike
             params = [name for name in params if name in parameters]
             assert all(method._shared(task, p) for p in params), f"{kind} holds what stays with its client"
-            if kind == "up" or (kind == "down" and order and order["client"] in met):
+            if kind == "up" or (kind == "down" and request and request["client"] in met):
                 assert all(method.trains(p) for p in params), f"{kind} holds what is frozen"
-        if order:
-            met.add(int(order["client"]))
+        if request:
+            met.add(int(request["client"]))
     assert met == set(range(6))
 
 
@@ -111,7 +111,7 @@ def lose(rounds: set[int], clients: set[int]) -> Callable[[Message], Message | N
     """An upload lost after the client has sent it."""
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("said")
+        said = reply.content.config_records.get("reply")
         lost = said is not None and said["round"] in rounds and said["client"] in clients
         return None if lost else reply
 
@@ -126,7 +126,7 @@ def test_a_lost_upload_leaves_the_controls_summed_up(tmp_path: Path, brief: None
         )
     lost = [record["lost"] for record in result.history]
     assert lost == [[], [0, 1, 4], [0, 1, 4], [], [], []]
-    assert "no answer" in result.history[1]["refused"]["0"]
+    assert "no reply" in result.history[1]["refused"]["0"]
     control = result.server.extra["control"]
     mean = {name: sum(own.extra["control"][name] for own in result.owns.values()) / 6 for name in control}
     close(mean, control, 1e-13)
@@ -138,7 +138,7 @@ def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> N
     assert gone
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("said")
+        said = reply.content.config_records.get("reply")
         return None if said and (said["round"], said["client"]) in gone else reply
 
     with looped(tmp_path, up=up):
@@ -152,9 +152,9 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(
     tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, out = small(method="fedper", engine="flower", participation=1.0), tmp_path / "run"
-    original = simulation.Fleet
-    monkeypatch.setattr(simulation, "Fleet", lambda *a, **k: original(*a, **{"minimum": 4, "retries": 1, **k}))
-    with looped(tmp_path / "a", up=lose({3}, {0, 1, 2})), pytest.raises(TooFew, match="3 of 6"):
+    original = simulation.NodePool
+    monkeypatch.setattr(simulation, "NodePool", lambda *a, **k: original(*a, **{"min_replies": 4, "retries": 1, **k}))
+    with looped(tmp_path / "a", up=lose({3}, {0, 1, 2})), pytest.raises(TooFewRepliesError, match="3 of 6"):
         fedrane.run(experiment, out)
     with looped(tmp_path / "b"):
         resumed = fedrane.resume(out)
@@ -166,12 +166,12 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(
 def test_a_repeated_round_asks_only_those_who_are_missing(
     tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = simulation.Fleet
-    monkeypatch.setattr(simulation, "Fleet", lambda *a, **k: original(*a, **{"minimum": 6, "retries": 1, **k}))
+    original = simulation.NodePool
+    monkeypatch.setattr(simulation, "NodePool", lambda *a, **k: original(*a, **{"min_replies": 6, "retries": 1, **k}))
     lost: list[int] = []
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("said")
+        said = reply.content.config_records.get("reply")
         if said and said["round"] == 2 and said["client"] < 3 and said["client"] not in lost:
             lost.append(int(said["client"]))
             return None
@@ -209,7 +209,7 @@ THREE = small(method="scaffold", engine="flower", rounds=3, participation=1.0, b
 
 def second(reply: Message) -> bool:
     """Whether this is the answer of client 2 in round 2."""
-    said = reply.content.config_records.get("said")
+    said = reply.content.config_records.get("reply")
     return said is not None and said["client"] == 2 and said["round"] == 2
 
 
@@ -220,10 +220,10 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "a missing key": lambda c: c.array_records["up"].pop(next(iter(c.array_records["up"]))),
     "an extra key": lambda c: c.array_records["up"].__setitem__("more", Array(np.zeros(1, np.float32))),
     "a hundred times the size": lambda c: _replace(c, Array(np.zeros((100, *_first(c).shape), np.float32))),
-    "a negative number of rows": lambda c: c.config_records["said"].__setitem__("rows", -5),
-    "a huge number of rows": lambda c: c.config_records["said"].__setitem__("rows", 10**15),
-    "another round": lambda c: c.config_records["said"].__setitem__("round", 99),
-    "no rows": lambda c: c.config_records["said"].pop("rows"),
+    "a negative number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", -5),
+    "a huge number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", 10**15),
+    "another round": lambda c: c.config_records["reply"].__setitem__("round", 99),
+    "no rows": lambda c: c.config_records["reply"].pop("num_examples"),
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
     "no metrics": lambda c: c.pop("metrics"),
     "no arrays": lambda c: c.pop("up"),
@@ -267,15 +267,15 @@ def test_a_message_that_expires_a_moment_early_is_no_answer(code: int, tmp_path:
     with looped(tmp_path, up=lambda reply: flowers_error(reply, code)):
         result = fedrane.run(THREE)
     assert [record["lost"] for record in result.history] == [[], [2], []]
-    assert result.history[1]["refused"] == {"2": "no answer within 0.2 s"}
+    assert result.history[1]["refused"] == {"2": "no reply within 0.2 s"}
 
 
 @pytest.mark.parametrize("said", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])
 def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(said: Any, tmp_path: Path, brief: None) -> None:
     def up(reply: Message) -> Message:
-        me = reply.content.config_records.get("me")
+        me = reply.content.config_records.get("identity")
         if me is not None and me["client"] == 3:
-            reply.content["me"] = ConfigRecord({"client": said[0], "rows": said[1]})
+            reply.content["identity"] = ConfigRecord({"client": said[0], "num_examples": said[1]})
         return reply
 
     listener = Listener()
@@ -285,7 +285,7 @@ def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(said: Any, tmp_pa
             callbacks=[listener],
         )
     assert [record["lost"] for record in result.history] == [[3], [3]]
-    assert any("not taken in" in text for text in listener.heard)
+    assert any("not accepted" in text for text in listener.heard)
 
 
 # ---- nodes that come and go
@@ -297,9 +297,9 @@ def test_a_node_that_comes_back_under_another_name_keeps_its_state(tmp_path: Pat
     nodes: dict[str, Any] = {}
 
     def down(message: Message) -> Message:
-        order = message.content.config_records.get("order")
+        request = message.content.config_records.get("request")
         grid = nodes["grid"]
-        if order and order["round"] == 3 and order["client"] == 0 and 1000 in grid.online:
+        if request and request["round"] == 3 and request["client"] == 0 and 1000 in grid.online:
             grid.contexts.clear()
         return message
 
@@ -322,8 +322,8 @@ def test_a_client_that_lost_its_folder_is_left_out(tmp_path: Path) -> None:
     """Its state cannot be guessed: SCAFFOLD's sum would not hold."""
 
     def down(message: Message) -> Message:
-        order = message.content.config_records.get("order")
-        if order and order["round"] == 2 and order["client"] == 1:
+        request = message.content.config_records.get("request")
+        if request and request["round"] == 2 and request["client"] == 1:
             for path in tmp_path.rglob("client-000001/*/round-*"):
                 path.unlink()
             for context in nodes["grid"].contexts.values():
@@ -346,7 +346,7 @@ def test_what_was_sent_once_is_sent_again_to_one_that_has_lost_it(tmp_path: Path
         fedrane.run(experiment.replace(engine="flower"), tmp_path / "run", stop=lambda: next(rounds) == 2)
     with looped(tmp_path / "b") as loop:
         resumed = fedrane.resume(tmp_path / "run")
-    assert any("forgot" in m.content.config_records for m in trained(loop.grid.seen))
+    assert any("missing_constants" in m.content.config_records for m in trained(loop.grid.seen))
     whole = fedrane.run(experiment)
     same_bytes(resumed.server, whole.server)
     same_bytes(owns(resumed), owns(whole))
@@ -355,9 +355,9 @@ def test_what_was_sent_once_is_sent_again_to_one_that_has_lost_it(tmp_path: Path
 
 def test_a_message_for_another_client_is_refused_by_it(tmp_path: Path) -> None:
     def down(message: Message) -> Message:
-        order = message.content.config_records.get("order")
-        if order and order["client"] == 1:
-            order["client"] = 2
+        request = message.content.config_records.get("request")
+        if request and request["client"] == 1:
+            request["client"] = 2
         return message
 
     with looped(tmp_path, down=down):
@@ -369,13 +369,13 @@ def test_a_message_for_another_client_is_refused_by_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["network", "version", "type"])
 def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: Path) -> None:
     def down(message: Message) -> Message:
-        order, content = message.content.config_records.get("order"), message.content
-        if order and order["client"] == 1 and change == "version":
-            order["more"] = 1
-        elif order and order["client"] == 1 and change == "type":
-            order["epochs"] = "five"
-        elif order and order["client"] == 1:
-            order["layout"] = str(order["layout"]).replace("[10, 64]", "[10, 63]").replace("[10]", "[11]")
+        request, content = message.content.config_records.get("request"), message.content
+        if request and request["client"] == 1 and change == "version":
+            request["more"] = 1
+        elif request and request["client"] == 1 and change == "type":
+            request["epochs"] = "five"
+        elif request and request["client"] == 1:
+            request["layout"] = str(request["layout"]).replace("[10, 64]", "[10, 63]").replace("[10]", "[11]")
             content["down"] = ArrayRecord({k: Array(np.zeros((11,), np.float32)) for k in content["down"]})
         return message
 
@@ -385,11 +385,11 @@ def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: P
 
 
 def test_no_answer_at_all_stops_the_run(tmp_path: Path) -> None:
-    with looped(tmp_path, up=_refusing), pytest.raises(TooFew, match="client 0: no"):
+    with looped(tmp_path, up=_refusing), pytest.raises(TooFewRepliesError, match="client 0: no"):
         fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
 
 
 def _refusing(reply: Message) -> Message:
-    if "said" in reply.content.config_records:
+    if "reply" in reply.content.config_records:
         reply.content = type(reply.content)({"refused": ConfigRecord({"why": "no"})})
     return reply

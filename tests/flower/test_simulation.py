@@ -87,4 +87,4 @@ def test_without_a_simulation_there_are_no_nodes(tmp_path: Path) -> None:
         result = fedrane.run(experiment)
     assert loop.grid.seen
     with pytest.raises(ConfigError, match="outside of a simulation"):
-        engines.make("flower", experiment.algorithm, result.federation).train(result.server, {}, [0], 1, 0.1, 1)
+        engines.make("flower", experiment.algorithm, result.federation).train_round(result.server, {}, [0], 1, 0.1, 1)

@@ -31,7 +31,7 @@ def test_statistics_are_averaged_by_rows(name: str) -> None:
     method = METHODS[name].kind(**METHODS[name].preset)
     bench = conformance.Bench(conformance.trained(method, finale=False, rounds=1), method)
     server = bench.result.server
-    sent = bench.engine.train(server, bench.result.owns, [0, 1, 3], 2, 0.1, 1)
+    sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 3], 2, 0.1, 1)
     after, _ = method.aggregate(bench.result.task, server, sent.ups, sent.cohort)
     ratio = sent.cohort.size.double() / sent.cohort.size.sum()
     for path, rows in sent.ups.model.stats.items():

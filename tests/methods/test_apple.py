@@ -34,7 +34,9 @@ def after(method: APPLE, fed: Federation, rounds: int) -> tuple[State, dict[int,
     """The state after some rounds with half the clients, and what the last of them sent."""
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in range(1, rounds + 1):
-        sent = Sequential(method, fed).train(server, owns, [round % 4, (round + 2 + round // 4) % 4], round, 0.3, 2)
+        sent = Sequential(method, fed).train_round(
+            server, owns, [round % 4, (round + 2 + round // 4) % 4], round, 0.3, 2
+        )
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     return server, owns, sent
@@ -85,7 +87,7 @@ def test_cores_go_up_and_the_mix_as_trained_is_the_answer() -> None:
     """The answer: by the new relation, of the new core of one's own and the others' of the last round."""
     fed, method = four_clients(), APPLE(coefficient_rate=0.05)
     server, owns, _ = after(method, fed, 6)
-    sent = Sequential(method, fed).train(server, owns, [0, 3], 7, 0.3, 2)
+    sent = Sequential(method, fed).train_round(server, owns, [0, 3], 7, 0.3, 2)
     merged, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     assert sent.ups.extra == {}, "the relation does not leave"
     for row, k in enumerate((0, 3)):
@@ -119,7 +121,7 @@ def test_nobody_sees_this_rounds_cores() -> None:
     fed, method = four_clients(), APPLE()
     server, owns, _ = after(method, fed, 4)
     engine = Sequential(method, fed)
-    together, alone = (engine.train(server, owns, clients, 5, 0.3, 2) for clients in ([0, 1, 2, 3], [2]))
+    together, alone = (engine.train_round(server, owns, clients, 5, 0.3, 2) for clients in ([0, 1, 2, 3], [2]))
     same_bytes(together.owns[2], alone.owns[2])
     same_bytes(tree.row(together.ups, 2), tree.row(alone.ups, 0))
 
@@ -127,7 +129,7 @@ def test_nobody_sees_this_rounds_cores() -> None:
 def test_absent_clients_cores_stay_at_the_server() -> None:
     fed, method = four_clients(), APPLE(downloads=2)
     server, owns, _ = after(method, fed, 3)
-    sent = Sequential(method, fed).train(server, owns, [0, 3], 4, 0.3, 1)
+    sent = Sequential(method, fed).train_round(server, owns, [0, 3], 4, 0.3, 1)
     merged, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     for k in range(4):
         stayed = tree.equal(tree.row(merged.extra["cores"], k), tree.row(server.extra["cores"], k))
@@ -192,7 +194,7 @@ def test_relations_learn_whom_to_trust() -> None:
     method = APPLE(coefficient_rate=0.02, core_rate=4.0)
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in range(1, 31):
-        sent = Sequential(method, fed).train(server, owns, [0, 1, 2, 3], round, 0.3, 2)
+        sent = Sequential(method, fed).train_round(server, owns, [0, 1, 2, 3], round, 0.3, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     for k, kin in ((0, 1), (1, 0), (2, 3), (3, 2)):
@@ -228,7 +230,7 @@ def test_the_mix_takes_the_last_copy_of_what_did_not_come() -> None:
             which = int(method.send(fed.task, server, fed.client(k, round, 0.1, 1)).extra["which"])
             assert round > 3 or k in (0, 3) or book[k][which] is first, "those never had come first"
             book[k][which] = tree.row(server.extra["cores"], which)
-        sent = Sequential(method, fed).train(server, owns, cohort, round, 0.3, 1)
+        sent = Sequential(method, fed).train_round(server, owns, cohort, round, 0.3, 1)
         for row, k in enumerate(cohort):
             own = sent.owns[k]
             book[k][k] = tree.row(sent.ups.model.params, row)

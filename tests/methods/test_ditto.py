@@ -22,7 +22,7 @@ def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.
     problem = Quadratics(monkeypatch)
     method, fed = Ditto(strength, personal_steps=2), problem.federation
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.15, 150)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.15, 150)
     sent_down = problem.point(server.model.params)
     for k in range(3):
         matrix = problem.curvatures[k] + strength * torch.eye(4, dtype=DOUBLE)
@@ -38,7 +38,7 @@ def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.Monkey
     server = method.init(fed.task, fed.roster)
     nothing: dict[str, Tensor] = {}
     kept = State(tree.map(lambda p: p + 1.5, server.model), {"global": Model(nothing, nothing)._asdict()})
-    sent = Sequential(method, fed).train(server, {1: kept}, [1], 1, rate, 1)
+    sent = Sequential(method, fed).train_round(server, {1: kept}, [1], 1, rate, 1)
     own, origin = problem.point(kept.model.params), problem.point(server.model.params)
     for _ in range(steps):
         slope = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)

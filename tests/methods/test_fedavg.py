@@ -23,7 +23,7 @@ def one_round(
     fed: Federation, server: State, round: int, rate: float, epochs: int = 1, order: list[int] | None = None
 ) -> State:
     engine = Sequential(FedAvg(), fed)
-    sent = engine.train(server, {}, order or list(range(fed.population)), round, rate, epochs)
+    sent = engine.train_round(server, {}, order or list(range(fed.population)), round, rate, epochs)
     return FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)[0]
 
 
@@ -116,7 +116,7 @@ def test_the_recorded_loss_is_the_mean_over_rows() -> None:
     """Not over batches: the last one is shorter. At rate 0, so that the model is the same in all of them."""
     fed = federation(table(50), [list(range(21)), list(range(21, 50))], batch=8)
     server = first(fed)
-    sent = Sequential(FedAvg(), fed).train(server, {}, [0, 1], 1, 0.0, 2)
+    sent = Sequential(FedAvg(), fed).train_round(server, {}, [0, 1], 1, 0.0, 2)
     for k in (0, 1):
         x, y = fed.train.take(fed.split.train[k])
         expected = float(F.cross_entropy(as_module(server)(x), y).detach())
@@ -127,7 +127,7 @@ def test_the_order_of_clients_is_irrelevant() -> None:
     """To the last bit: uploads are merged in the order of client numbers, whoever answers first."""
     fed = federation(table(60), [list(range(10)), list(range(10, 35)), list(range(35, 60))], batch=8)
     server, engine = first(fed), Sequential(FedAvg(), fed)
-    one, other = (engine.train(server, {}, order, 1, 0.1, 2) for order in ([0, 1, 2], [2, 0, 1]))
+    one, other = (engine.train_round(server, {}, order, 1, 0.1, 2) for order in ([0, 1, 2], [2, 0, 1]))
     same_bytes(one.ups, other.ups)
     assert other.cohort.index.tolist() == [0, 1, 2]
     assert other.cohort.size.tolist() == [10, 25, 25]
@@ -174,7 +174,7 @@ def test_statistics_are_averaged_by_samples() -> None:
     """BatchNorm's running statistics of all clients, not of the first."""
     fed = federation(table(40), [list(range(10)), list(range(10, 40))], normalised, "3")
     server = first(fed)
-    sent = Sequential(FedAvg(), fed).train(server, {}, [0, 1], 1, 0.1, 1)
+    sent = Sequential(FedAvg(), fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after = FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)[0].model.stats
     for name, rows in sent.ups.model.stats.items():
         close({name: after[name]}, {name: 0.25 * rows[0] + 0.75 * rows[1]})

@@ -60,12 +60,12 @@ def test_tuning_is_plain_sgd_from_the_global_model(tune: str) -> None:
     fed = federation(table(60), HALVES, batch=8, sgd=SGD(momentum=0.9, weight_decay=0.01))
     method = FedBABU(tune, tune_epochs=3, tune_rate=0.5)
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.1, 2)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.1, 2)
     server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     (stage,) = method.finale()
     assert stage.local_epochs(9) == 3
     engine = Sequential(stage, fed)
-    tuned = engine.train(server, sent.owns, [0, 1], 2, 0.1, 3)
+    tuned = engine.train_round(server, sent.owns, [0, 1], 2, 0.1, 3)
     for k in (0, 1):
         network = dense((6,), 3).double()
         names = ("body.0.weight", "body.0.bias", "head.weight", "head.bias")

@@ -21,7 +21,7 @@ def test_the_fixed_point_is_the_joint_optimum(monkeypatch: pytest.MonkeyPatch) -
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in range(1, 101):
         cohort = [0, 1, 2] if round % 3 else [round % 2, 2]
-        sent = Sequential(method, fed).train(server, owns, cohort, round, 0.2, 10)
+        sent = Sequential(method, fed).train_round(server, owns, cohort, round, 0.2, 10)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     pulls = (problem.curvatures @ problem.centres[..., None])[..., 0]
@@ -40,7 +40,7 @@ def test_the_clients_minimiser_in_closed_form(monkeypatch: pytest.MonkeyPatch) -
     method, fed = FedDyn(strength=0.7), problem.federation
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in (1, 2, 3):
-        sent = Sequential(method, fed).train(server, owns, [0, 1, 2], round, 0.3, 100)
+        sent = Sequential(method, fed).train_round(server, owns, [0, 1, 2], round, 0.3, 100)
         origin = problem.point(server.model.params)
         for k in range(3):
             dual = problem.point(owns[k].extra["dual"]) if owns else torch.zeros(4, dtype=DOUBLE)
@@ -60,7 +60,7 @@ def test_the_servers_step_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> Non
     method, fed = FedDyn(strength=0.7), problem.federation
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round, cohort in enumerate(([0, 1], [2], [0, 2]), 1):
-        sent = Sequential(method, fed).train(server, owns, cohort, round, 0.1, 3)
+        sent = Sequential(method, fed).train_round(server, owns, cohort, round, 0.1, 3)
         origin, dual = problem.point(server.model.params), problem.point(server.extra["dual"])
         ends = torch.stack([problem.point(tree.row(sent.ups.model.params, k)) for k in range(len(cohort))])
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)

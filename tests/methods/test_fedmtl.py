@@ -111,7 +111,9 @@ def two_clusters(monkeypatch: pytest.MonkeyPatch, method: FedMTL) -> tuple[float
     fed, owns = problem.federation, dict[int, State]()
     server = method.init(fed.task, fed.roster)
     for round in range(1, 21):
-        sent = Sequential(method, fed).train(server, owns, [k for k in range(6) if (k + round) % 4], round, 0.3, 8)
+        sent = Sequential(method, fed).train_round(
+            server, owns, [k for k in range(6) if (k + round) % 4], round, 0.3, 8
+        )
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     points = torch.stack([problem.point(tree.row(server.extra["rows"], k)) for k in range(6)])
@@ -147,7 +149,7 @@ def test_a_client_keeps_its_row_and_absent_rows_stay() -> None:
         kept = result.owns[k].model.params if k in result.owns else tree.row(first, k)
         same_bytes(tree.row(result.server.extra["rows"], k), kept)
     before = result.server
-    sent = Sequential(FedMTL(), result.federation).train(before, result.owns, [1, 6], 5, 0.1, 1)
+    sent = Sequential(FedMTL(), result.federation).train_round(before, result.owns, [1, 6], 5, 0.1, 1)
     after, _ = FedMTL().aggregate(result.task, before, sent.ups, sent.cohort)
     for k in range(8):
         stayed = tree.equal(tree.row(after.extra["rows"], k), tree.row(before.extra["rows"], k))
@@ -188,7 +190,7 @@ def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
         method, fed = FedMTL(strength, floor=0.2), problem.federation
         server = method.init(fed.task, fed.roster)
         nudged = tree.map(lambda leaf: leaf + 0.01, method.join(fed.task, server, fed.client(0, 1, 0.1, 1)))
-        sent = Sequential(method, fed).train(server, {0: nudged}, [0], 1, 0.1, 60)
+        sent = Sequential(method, fed).train_round(server, {0: nudged}, [0], 1, 0.1, 60)
         moved = tree.sub(sent.owns[0].model, nudged.model)
         assert (float(tree.norm(moved)) < 1) == rests
 

@@ -16,14 +16,14 @@ def test_heads_never_leave() -> None:
     method = FedPer()
     server = method.init(fed.task, fed.roster)
     engine = Sequential(method, fed)
-    sent = engine.train(server, {}, [0, 1], 1, 0.1, 2)
+    sent = engine.train_round(server, {}, [0, 1], 1, 0.1, 2)
     assert all(name.startswith("body.") for name in sent.ups.model.params)
     assert all(set(own.model.params) == {"head.weight", "head.bias"} for own in sent.owns.values())
     assert not torch.equal(sent.owns[0].model.params["head.weight"], sent.owns[1].model.params["head.weight"])
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     for name, rows in sent.ups.model.params.items():
         torch.testing.assert_close(after.model.params[name], rows[0] / 3 + 2 * rows[1] / 3)
-    again = engine.train(after, sent.owns, [0, 1], 2, 0.1, 2)
+    again = engine.train_round(after, sent.owns, [0, 1], 2, 0.1, 2)
     ctx = engine.context(after, sent.owns[1], fed.client(1, 2, 0.1, 2))
     start = method.start(fed.task, ctx)
     kept = sent.owns[1].model.params["head.weight"]

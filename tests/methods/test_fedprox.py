@@ -21,7 +21,7 @@ def test_a_client_ends_at_the_proximal_minimiser(strength: float, monkeypatch: p
     problem = Quadratics(monkeypatch)
     method, fed = FedProx(strength), problem.federation
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.2, epochs=260)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.2, epochs=260)
     origin = problem.point(server.model.params)
     for k in range(3):
         curvature, centre = problem.curvatures[k], problem.centres[k]

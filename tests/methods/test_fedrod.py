@@ -37,7 +37,7 @@ def trained(method: FedRoD, rounds: int = 2) -> tuple[Federation, State, dict[in
     fed = prepared(method)
     engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
     for round in range(1, rounds + 1):
-        sent = engine.train(server, owns, [0, 1], round, 0.2, 2)
+        sent = engine.train_round(server, owns, [0, 1], round, 0.2, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns = dict(sent.owns)
     return fed, server, owns, engine.context(server, owns[0], fed.client(0, rounds + 1, 0.2, 1))
@@ -109,12 +109,12 @@ def test_a_class_the_client_lacks_is_not_pushed_down() -> None:
     fed = prepared(FedRoD(), [np.flatnonzero(y != 2).tolist(), np.flatnonzero(y == 2).tolist()])
     method = FedRoD()
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.2, 3)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.2, 3)
     before, after = server.model.params["head.weight"], sent.ups.model.params["head.weight"]
     assert torch.equal(after[0, 2], before[2])
     assert torch.equal(after[1], before), "a client of one class has nothing to learn"
     assert not torch.equal(after[0, 0], before[0])
-    plain = Sequential(FedAvg(), fed).train(server, {}, [0, 1], 1, 0.2, 3)
+    plain = Sequential(FedAvg(), fed).train_round(server, {}, [0, 1], 1, 0.2, 3)
     assert not torch.equal(plain.ups.model.params["head.weight"][0, 2], before[2])
 
 
@@ -122,7 +122,7 @@ def test_the_personal_part_and_the_labels_never_travel() -> None:
     method = FedRoD()
     fed, server, owns, ctx = trained(method)
     engine = Sequential(method, fed)
-    sent = engine.train(server, owns, [0, 1], 3, 0.2, 1)
+    sent = engine.train_round(server, owns, [0, 1], 3, 0.2, 1)
     for travels in (ctx.down, sent.ups):
         assert not any(name.startswith("personal.") for name in travels.model.params)
         assert travels.extra == {}

@@ -23,7 +23,7 @@ def test_rounds_are_one_long_training() -> None:
     module.load_state_dict(first)
     optimiser = torch.optim.SGD(module.parameters(), 0.1, weight_decay=1e-2)
     for round in (1, 2, 3):
-        sent = engine.train(server, owns, [0, 1], round, 0.1, 2)
+        sent = engine.train_round(server, owns, [0, 1], round, 0.1, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns = dict(sent.owns)
         for batch in engine.batches(1, round, 2):
@@ -40,7 +40,7 @@ def test_nothing_travels() -> None:
     fed = federation(table(50), rows, batch=8)
     engine = Sequential(Local(), fed)
     server = Local().init(fed.task, fed.roster)
-    both, alone = engine.train(server, {}, [0, 1], 1, 0.1, 2), engine.train(server, {}, [1], 1, 0.1, 2)
+    both, alone = engine.train_round(server, {}, [0, 1], 1, 0.1, 2), engine.train_round(server, {}, [1], 1, 0.1, 2)
     assert both.bytes_up == both.bytes_down == 0
     assert not both.ups.model.params
     same_bytes(both.owns[1], alone.owns[1])

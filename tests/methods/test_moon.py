@@ -40,7 +40,7 @@ def later(method: MOON, **settings: Any) -> tuple[Task, Context, Model, Batch]:
     fed = prepared(method, **settings)
     engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
     for round in (1, 2):
-        sent = engine.train(server, owns, [0, 1], round, 0.1, 2)
+        sent = engine.train_round(server, owns, [0, 1], round, 0.1, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns = dict(sent.owns)
     ctx = engine.context(server, owns[1], fed.client(1, 3, 0.1, 1))
@@ -139,8 +139,8 @@ def test_in_its_first_round_the_contrast_is_the_constant_log_2() -> None:
     model = method.begin(fed.task, ctx).model
     _, outcome = method.objective(fed.task, ctx, model, batch)
     assert float(outcome.metrics["contrast"]) == pytest.approx(math.log(2), rel=1e-15)
-    sent = engine.train(moved, {}, [0], 9, 0.1, 1)
-    plain = Sequential(without(), fed).train(moved, {}, [0], 9, 0.1, 1)
+    sent = engine.train_round(moved, {}, [0], 9, 0.1, 1)
+    plain = Sequential(without(), fed).train_round(moved, {}, [0], 9, 0.1, 1)
     for name, rows in sent.ups.model.params.items():
         torch.testing.assert_close(rows, plain.ups.model.params[name], rtol=1e-12, atol=1e-14)
 
@@ -161,7 +161,7 @@ def test_the_former_model_is_the_clients_own_last_one() -> None:
         if last > 1:
             before = runs[last - 1]
             engine = Sequential(method, before.federation)
-            again = engine.train(before.server, before.owns, [k], last, 0.1, 1)
+            again = engine.train_round(before.server, before.owns, [k], last, 0.1, 1)
             uploaded = tree.pick(tree.row(again.ups.model.params, 0), lambda name: not name.startswith("head."))
             same_bytes(own.extra["previous"]["params"], uploaded)
             checked += 1
@@ -173,7 +173,7 @@ def test_it_stays_with_its_client() -> None:
     method = MOON()
     fed = prepared(method)
     engine, server = Sequential(method, fed), method.init(fed.task, fed.roster)
-    sent = engine.train(server, {}, [0, 1], 1, 0.1, 1)
+    sent = engine.train_round(server, {}, [0, 1], 1, 0.1, 1)
     assert sent.ups.extra == server.extra == engine.context(server, sent.owns[0], fed.client(0, 2, 0.1, 1)).down.extra
     assert sent.ups.extra == {}
     assert not tree.equal(sent.owns[0], sent.owns[1])
@@ -230,7 +230,7 @@ def test_inline_without_strength_is_fedavg_on_the_longer_network() -> None:
     ):
         engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
         for round in (1, 2, 3):
-            sent = engine.train(server, owns, [0, 1], round, 0.1, 2)
+            sent = engine.train_round(server, owns, [0, 1], round, 0.1, 2)
             server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
             owns = dict(sent.owns)
         x = fed.test.take(fed.split.train[0])[0]

@@ -32,7 +32,7 @@ def test_one_batch_is_a_gradient_step_on_the_moreau_envelope(
     problem = Quadratics(monkeypatch)
     fed, method = problem.federation, PFedMe(strength, 160, inner_rate, outer_rate=0.02)
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.1, 1)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.1, 1)
     origin = problem.point(server.model.params)
 
     def envelope(w: Tensor, k: int) -> Tensor:
@@ -56,7 +56,7 @@ def test_batches_follow_one_another_as_in_the_authors_code(momentum: float, monk
     object.__setattr__(fed.task, "sgd", SGD(momentum=momentum, weight_decay=0.01))
     method = PFedMe(strength=3.0, inner_steps=4, inner_rate=0.07, outer_rate=0.1)
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [1], 1, 0.1, 6)
+    sent = Sequential(method, fed).train_round(server, {}, [1], 1, 0.1, 6)
     theta = local = problem.point(server.model.params)
     velocity = torch.zeros_like(theta)
     for _ in range(6):
@@ -76,7 +76,7 @@ def test_the_server_goes_by_its_blend(monkeypatch: pytest.MonkeyPatch) -> None:
     for blend in (1.0, 0.5, 2.0):
         method = PFedMe(blend=blend)
         server = method.init(fed.task, fed.roster)
-        sent = Sequential(method, fed).train(server, {}, [0, 1, 2], 1, 0.1, 3)
+        sent = Sequential(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.1, 3)
         after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         ends[blend] = problem.point(after.model.params) - problem.point(server.model.params)
     shares = torch.tensor([4.0, 5.0, 6.0], dtype=DOUBLE) / 15
@@ -94,7 +94,7 @@ def test_like_clients_end_at_their_minimum(monkeypatch: pytest.MonkeyPatch) -> N
     fed, method = problem.federation, PFedMe(strength=5.0, inner_steps=10, inner_rate=0.1, outer_rate=0.35)
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in range(1, 101):
-        sent = Sequential(method, fed).train(server, owns, [round % 3, (round + 1) % 3], round, 0.1, 1)
+        sent = Sequential(method, fed).train_round(server, owns, [round % 3, (round + 1) % 3], round, 0.1, 1)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     torch.testing.assert_close(problem.point(server.model.params), problem.centres[0], rtol=1e-6, atol=1e-6)
@@ -108,7 +108,7 @@ def test_the_personal_model_is_trained_and_no_alias_of_the_global_one(monkeypatc
     fed, method = problem.federation, PFedMe()
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     for round in range(1, 21):
-        sent = Sequential(method, fed).train(server, owns, [0, 1, 2], round, 0.1, 2)
+        sent = Sequential(method, fed).train_round(server, owns, [0, 1, 2], round, 0.1, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
     for k in range(3):

@@ -31,7 +31,7 @@ def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> N
     engine = Sequential(method, fed)
     owns: dict[int, State] = {}
     for round in (1, 2):
-        sent = engine.train(server, owns, [0, 1], round, 0.1, 1)
+        sent = engine.train_round(server, owns, [0, 1], round, 0.1, 1)
         for k in (0, 1):
             x, y = fed.train.take(fed.split.train[k])
             batch = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
@@ -69,7 +69,7 @@ def test_a_local_step_by_the_formula(option: str) -> None:
     fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
     method, engine = Scaffold(option), Sequential(Scaffold(option), fed)
     server, own = kept(method, fed, 1)
-    sent = engine.train(server, {0: own}, [0], 1, 0.1, 2)
+    sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 2)
     here = server.model.params
     for batch in engine.batches(0, 1, 2):
         slope = slope_at(fed, here, batch)
@@ -83,7 +83,7 @@ def test_option_one_is_the_gradient_of_all_rows_at_the_start() -> None:
     fed = federation(table(60), [list(range(21)), list(range(21, 60))], batch=8)
     method, engine = Scaffold("I"), Sequential(Scaffold("I"), fed)
     server, own = kept(method, fed, 2)
-    sent = engine.train(server, {0: own}, [0], 1, 0.1, 3)
+    sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 3)
     x, y = fed.train.take(fed.split.train[0])
     whole = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
     close(sent.owns[0].extra["control"], slope_at(fed, server.model.params, whole), 1e-12)
@@ -109,7 +109,7 @@ def test_the_global_rate_lengthens_the_servers_step() -> None:
     fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
     method = Scaffold(global_rate=1.5)
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.1, 1)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     usual, _ = Scaffold().aggregate(fed.task, server, sent.ups, sent.cohort)
     before = server.model.params
@@ -144,7 +144,7 @@ def test_it_reaches_the_optimum_where_fedavg_does_not(option: str, monkeypatch: 
     def distance(method: Algorithm) -> float:
         engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
         for round in range(1, 301):
-            sent = engine.train(server, owns, [0, 1, 2], round, 0.05, 5)
+            sent = engine.train_round(server, owns, [0, 1, 2], round, 0.05, 5)
             server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
             owns = dict(sent.owns)
         return float((problem.point(server.model.params) - optimum).norm())
@@ -157,7 +157,7 @@ def test_a_clients_share_does_not_depend_on_its_samples() -> None:
     fed = federation(table(60), [list(range(5)), list(range(5, 60))])
     method = Scaffold()
     server = method.init(fed.task, fed.roster)
-    sent = Sequential(method, fed).train(server, {}, [0, 1], 1, 0.1, 1)
+    sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     for name, rows in sent.ups.model.params.items():
         torch.testing.assert_close(after.model.params[name], rows.mean(0))
@@ -179,6 +179,6 @@ def test_weight_decay_is_part_of_the_gradient() -> None:
     for option in ("I", "II"):
         method = Scaffold(option)
         server = method.init(fed.task, fed.roster)
-        controls.append(Sequential(method, fed).train(server, {}, [0], 1, 0.1, 1).owns[0].extra["control"])
+        controls.append(Sequential(method, fed).train_round(server, {}, [0], 1, 0.1, 1).owns[0].extra["control"])
     for name in controls[0]:
         torch.testing.assert_close(controls[0][name], controls[1][name], rtol=1e-9, atol=1e-11)

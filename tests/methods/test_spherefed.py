@@ -46,7 +46,7 @@ def halfway(kind: str) -> State:
     fed, method = prepared(*SPLITS[1], kind), SphereFed()
     server = method.init(fed.task, fed.roster)
     for round in (1, 2):
-        sent = Sequential(method, fed).train(server, {}, [0, 1], round, 0.5, 3)
+        sent = Sequential(method, fed).train_round(server, {}, [0, 1], round, 0.5, 3)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     return server
 
@@ -67,7 +67,7 @@ def test_calibration_is_ridge_regression_on_all_rows(kind: str, ridge: float) ->
         fed = prepared(clients, batch, kind)
         (stage,) = SphereFed(ridge=ridge).finale()
         everyone = list(range(len(clients)))
-        sent = Sequential(stage, fed).train(server, {}, everyone, 3, 0.5, stage.local_epochs(5))
+        sent = Sequential(stage, fed).train_round(server, {}, everyone, 3, 0.5, stage.local_epochs(5))
         after, _ = stage.aggregate(fed.task, server, sent.ups, sent.cohort)
         found = stage.global_model(fed.task, after).params["head.weight"]
         z, y = features(fed, server)
@@ -83,7 +83,7 @@ def test_each_row_counts_once() -> None:
     (stage,) = SphereFed().finale()
     assert stage.local_epochs(5) == 1
     engine = Sequential(stage, fed)
-    sent = engine.train(server, {}, [0, 1, 2], 3, 0.5, stage.local_epochs(5))
+    sent = engine.train_round(server, {}, [0, 1, 2], 3, 0.5, stage.local_epochs(5))
     assert sent.ups.extra["rows"].tolist() == [20.0, 20.0, 20.0]
     z, y = features(fed, server)
     torch.testing.assert_close(sent.ups.extra["gram"].sum(0), z.T @ z)

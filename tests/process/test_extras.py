@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedrane import extras
-from fedrane.flower_cli import flower_app
+from fedrane.flower.commands import flower_app
 from harness import TINY, Driver, refused
 
 FLOWER, REPORT = "pip install 'fedrane[flower]'", "pip install 'fedrane[report]'"

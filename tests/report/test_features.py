@@ -14,7 +14,7 @@ from fedrane.features import embed
 from fedrane.folder import Folder
 from fedrane.report.features import features, points
 from fedrane.report.runs import read
-from fedrane.run import read_models
+from fedrane.training.saved import read_models
 from problems import quick
 
 DIGITS = fedrane.data.load("digits")

@@ -10,7 +10,6 @@ import pytest
 import folders
 from fedrane.data.augment import Augmentation
 from fedrane.errors import FedraneError
-from fedrane.experiment import REMOTE
 from fedrane.report.runs import differing, gather, names
 
 
@@ -52,10 +51,10 @@ def test_where_a_run_was_made_and_by_which_version_makes_no_other_line(tmp_path:
 
 def test_a_federation_of_several_machines_stands_beside_its_simulation(tmp_path: Path) -> None:
     folders.simple(tmp_path / "a", engine="stacked")
-    folders.simple(tmp_path / "b", engine=REMOTE)
+    folders.simple(tmp_path / "b", engine="flower-remote")
     assert [line.name for line in gather([tmp_path])[0]] == [
         "fedavg (engine=stacked)",
-        f"fedavg (engine={REMOTE})",
+        "fedavg (engine=flower-remote)",
     ]
 
 

@@ -18,7 +18,7 @@ from fedrane.reproduce import tune
 from fedrane.reproduce.store import Store
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Choice, Place, cells, targets
-from fedrane.run import make_partition
+from fedrane.training.setup import make_partition
 from problems import table
 
 PLACE = Place("digits", 0.5)

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
-from fedrane.engines import Predicted, Trained
+from fedrane.engines.base import LocalEngine, Trained
 from fedrane.errors import FedraneError
+from fedrane.evaluation import Predicted
 from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
 
@@ -28,11 +29,11 @@ CHUNK = 1024
 """Rows answered at a time, where answers do not depend on it."""
 
 
-class Sequential:
+class Sequential(LocalEngine):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         self.algorithm, self.federation = algorithm, federation
 
-    def train(
+    def train_round(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
         def one(engine: Sequential, k: int) -> tuple[Client, Done, int]:

@@ -28,9 +28,10 @@ from torch.utils import _pytree as pytree
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
-from fedrane.engines import Predicted, Trained
+from fedrane.engines.base import LocalEngine, Trained
 from fedrane.engines.recording import Recording, overwrite
 from fedrane.engines.sequential import CHUNK, Sequential
+from fedrane.evaluation import Predicted
 from fedrane.federation import Federation, Pool, each_of
 from fedrane.models.stacked import AsProducts
 from fedrane.task import Batch, Client, Context, Model, State
@@ -280,7 +281,7 @@ class _Lane:
         return Context(found["down"], found["own"], client)
 
 
-class Stacked:
+class Stacked(LocalEngine):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         self.algorithm, self.federation = algorithm, federation
         self.device = federation.task.device
@@ -298,7 +299,7 @@ class Stacked:
 
     # ---- training
 
-    def train(
+    def train_round(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
         if not self.alone:
@@ -308,7 +309,7 @@ class Stacked:
                 self.alone, self._lanes = True, {}
                 name = type(self.algorithm).__name__
                 warnings.warn(f"{name} runs one client at a time, which is slower: {reason}", stacklevel=2)
-        return self.one_by_one.train(server, owns, clients, round, rate, epochs)
+        return self.one_by_one.train_round(server, owns, clients, round, rate, epochs)
 
     def _train(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int

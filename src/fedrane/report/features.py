@@ -15,7 +15,8 @@ from fedrane.features import SAMPLES, embed, sample, seen_by_head
 from fedrane.folder import Folder
 from fedrane.predictor import Models
 from fedrane.report.runs import Run
-from fedrane.run import as_dataset, read_models
+from fedrane.training.saved import read_models
+from fedrane.training.setup import as_dataset
 
 
 class Points(NamedTuple):

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
-from fedrane.experiment import ELSEWHERE, REMOTE, defaults, read_toml
+from fedrane.experiment import ELSEWHERE, defaults, read_toml
 from fedrane.folder import CONFIG, FACTS, Folder
 from fedrane.settings import NAME, dotted
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
 UNCOUNTED = ELSEWHERE | {"seed"}
-"""Settings that do not make two experiments different, except that of a real federation (``engine`` is REMOTE)."""
+"""Settings that do not make two experiments different; an engine whose clients are other machines does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Run:
     @property
     def experiment(self) -> dict[str, Any]:
         """What it has in common with its repetitions."""
-        return {key: value for key, value in self.settings.items() if key not in UNCOUNTED or value == REMOTE}
+        return {key: value for key, value in self.settings.items() if _counts(key, value)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def read(folder: Folder) -> Run:
     history = folder.read_metrics()
     facts = folder.read_facts()
     classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
-    columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
+    columns = {len(classes), 1} if _deployed(settings.get("engine")) else {len(classes)}
     if labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
     deviations = tuple(facts.get("deviations", ()))
@@ -158,8 +159,16 @@ def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) 
     return told
 
 
+def _counts(key: str, value: Any) -> bool:
+    return key not in UNCOUNTED or (key == "engine" and _deployed(value))
+
+
+def _deployed(engine: Any) -> bool:
+    return engine in tuple(DEPLOYED)  # by equality: a file may hold anything
+
+
 def differing(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, but those that tell no experiments apart, whose values are not the same wherever they are set."""
     every = ((key, value) for settings in experiments for key, value in settings.items())
-    keys = dict.fromkeys(key for key, value in every if key not in UNCOUNTED or value == REMOTE)
+    keys = dict.fromkeys(key for key, value in every if _counts(key, value))
     return [key for key in keys if len({str(settings[key]) for settings in experiments if key in settings}) > 1]

@@ -35,8 +35,8 @@ from fedrane.reproduce.targets import (
     places_of,
     targets,
 )
-from fedrane.run import Callback
 from fedrane.terminal import INTERRUPTED, Stop, console_for, say, show, watching, with_data_root, write_line
+from fedrane.training.callbacks import Callback
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[key=value …]", show_default=False)]
 Dataset = Annotated[str, typer.Option("--dataset", help="Names with commas; others than the target's stand in.")]

@@ -21,8 +21,10 @@ from fedrane.reproduce.records import device_name
 from fedrane.reproduce.store import DONE, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell
-from fedrane.run import Result, as_dataset, pick_device, run
+from fedrane.run import run
 from fedrane.settings import Settings
+from fedrane.training.result import Result
+from fedrane.training.setup import as_dataset, pick_device
 
 LIKE = ("method.name", "dataset", "model", "clients", "batch", "precision", "norm")
 """Two cells that agree in these are of one speed."""

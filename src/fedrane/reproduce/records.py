@@ -20,8 +20,8 @@ from fedrane.errors import Diverged, FedraneError
 from fedrane.evaluation import Metrics
 from fedrane.features import embed, sample, seen_by_head
 from fedrane.reproduce.store import DONE, FAILED, Record
-from fedrane.run import Result, best_of, evaluated
 from fedrane.settings import Settings
+from fedrane.training.result import Result, best_of, evaluated
 
 FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")
 GRAIN = 1000

@@ -21,7 +21,10 @@ from fedrane.folder import Folder
 from fedrane.reproduce import records
 from fedrane.reproduce.store import DONE, FAILED, Record, Store, lock
 from fedrane.reproduce.targets import Cell
-from fedrane.run import Callback, Result, as_dataset, pick_device, resume, run
+from fedrane.run import resume, run
+from fedrane.training.callbacks import Callback
+from fedrane.training.result import Result
+from fedrane.training.setup import as_dataset, pick_device
 
 WAITING, UNKNOWN, ABSENT, ELSEWHERE = "waiting", "unknown", "absent", "elsewhere"
 Watch = Callable[[Cell], AbstractContextManager[Sequence[Callback]]]

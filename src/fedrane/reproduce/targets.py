@@ -22,8 +22,8 @@ from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
-from fedrane.run import automatic_model
 from fedrane.settings import FIELD, WORD, Settings, addressed, flat, nested, parse
+from fedrane.training.setup import automatic_model
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"

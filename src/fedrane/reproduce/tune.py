@@ -31,8 +31,8 @@ from fedrane.reproduce.sheets import BEST
 from fedrane.reproduce.store import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell, Choice, Place, Target, cells, row
-from fedrane.run import as_dataset, make_partition
 from fedrane.settings import FIELD, Settings, addressed, flat, nested, parse
+from fedrane.training.setup import as_dataset, make_partition
 
 RATES = (0.01, 0.05, 0.1, 0.5)
 """Learning rates, which every method is tried with."""

@@ -1,7 +1,7 @@
-"""Trees of tensors to Flower's records and back; what arrives is checked against what was agreed before it is used.
+"""Trees of tensors to Flower's records and back; what arrives is checked against what was expected before it is used.
 
 An array travels as Flower's own ``Array`` of NumPy's format, so that Flower's tools can read it. It is never handed to
-``numpy.load``: the header, the number of bytes and the agreed shape are compared first, and only then is memory taken.
+``numpy.load``: the header, the number of bytes and the expected shape are compared first. Only then is memory taken.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import State
 from fedrane.tree import Tensors
 
-SHORT = "uint16"
-"""How NumPy, which has no bfloat16, holds its bits."""
+BF16_STORAGE = "uint16"
+"""The NumPy type that holds the bits of bfloat16, which NumPy does not have."""
 STYPE = "numpy.ndarray"
-HEADER = 4096
-"""No header of a plain array is longer."""
+MAX_HEADER_BYTES = 4096
+"""No header of a plain array has more."""
 
 
-class Refused(FedraneError):  # noqa: N818 - it says what happened
-    """A message that is not what was agreed; it is left out, and nothing of it is used."""
+class MessageError(FedraneError):
+    """A message that is not as expected: nothing of it is used."""
 
 
 class Leaf(NamedTuple):
@@ -60,61 +60,61 @@ def digest(tensor: Tensor) -> str:
     return name.hexdigest()
 
 
-def is_short(dtype: torch.dtype, short: bool) -> bool:
-    """Only floating-point numbers are shortened."""
-    return short and dtype.is_floating_point
+def as_bf16(dtype: torch.dtype, bf16: bool) -> bool:
+    """Whether a tensor of this type is sent as bfloat16: only floating-point numbers are."""
+    return bf16 and dtype.is_floating_point
 
 
 @dataclass
 class Encoder:
     """Makes records; a tensor that goes to many clients is turned into bytes once."""
 
-    short: bool = False
+    bf16: bool = False
     """Send floating-point numbers as bfloat16."""
-    _made: dict[tuple[int, bool], tuple[Tensor, Array]] = field(default_factory=dict)
+    _cache: dict[tuple[int, bool], tuple[Tensor, Array]] = field(default_factory=dict)
 
     def record(self, tensors: Tensors, exact: frozenset[str] = frozenset()) -> ArrayRecord:
-        """The arrays of these paths; those in ``exact`` are never shortened."""
+        """The arrays of these paths; those in ``exact`` are never rounded."""
         record = ArrayRecord()
         for path, leaf in tensors.items():  # set one by one, arrays are shared and not copied
             record[path] = self._array(leaf, path in exact)
         return record
 
     def _array(self, leaf: Tensor, exact: bool) -> Array:
-        found = self._made.get((id(leaf), exact))
-        if found is None:  # the tensor is held as well: the name of a dead one could be given to another
-            found = self._made[id(leaf), exact] = leaf, _pack(leaf, self.short and not exact)
+        found = self._cache.get((id(leaf), exact))
+        if found is None:  # the tensor is held as well: the id of a dead one could be given to another
+            found = self._cache[id(leaf), exact] = leaf, _pack(leaf, self.bf16 and not exact)
         return found[1]
 
 
-def _pack(leaf: Tensor, short: bool) -> Array:
+def _pack(leaf: Tensor, bf16: bool) -> Array:
     content = leaf.detach().cpu()
-    if is_short(leaf.dtype, short):
+    if as_bf16(leaf.dtype, bf16):
         content = content.to(torch.bfloat16).view(torch.int16)
         return Array(np.ascontiguousarray(content.numpy()).view(np.uint16).reshape(tuple(leaf.shape)))
     return Array(np.ascontiguousarray(content.numpy()).reshape(tuple(leaf.shape)))
 
 
-def sent_bytes(tensors: Tensors, short: bool, exact: frozenset[str] = frozenset()) -> int:
-    """What the arrays weigh, without Flower's wrapping."""
+def sent_bytes(tensors: Tensors, bf16: bool, exact: frozenset[str] = frozenset()) -> int:
+    """The bytes of the arrays, without Flower's wrapping."""
     return sum(
-        leaf.numel() * (2 if is_short(leaf.dtype, short and path not in exact) else leaf.element_size())
+        leaf.numel() * (2 if as_bf16(leaf.dtype, bf16 and path not in exact) else leaf.element_size())
         for path, leaf in tensors.items()
     )
 
 
 def decode(
-    record: Mapping[str, Array], expected: Schema, short: bool = False, exact: frozenset[str] = frozenset()
+    record: Mapping[str, Array], expected: Schema, bf16: bool = False, exact: frozenset[str] = frozenset()
 ) -> Tensors:
     """The tensors of a record that holds exactly what is expected: names, shapes, types, sizes, finite numbers."""
     missing, extra = expected.keys() - record.keys(), record.keys() - expected.keys()
     if missing or extra:
         found = f"{_some(missing)} missing" if missing else f"{_some(extra)} not asked for"
-        raise Refused(f"arrays: {found}", f"{len(expected)} were agreed and {len(record)} came")
+        raise MessageError(f"arrays: {found}", f"{len(expected)} were expected and {len(record)} came")
     for path, leaf in expected.items():  # all of them before the first byte is copied
-        _check(path, record[path], leaf, is_short(leaf.dtype, short and path not in exact))
+        _check(path, record[path], leaf, as_bf16(leaf.dtype, bf16 and path not in exact))
     return {
-        path: _unpack(path, record[path], leaf, is_short(leaf.dtype, short and path not in exact))
+        path: _unpack(path, record[path], leaf, as_bf16(leaf.dtype, bf16 and path not in exact))
         for path, leaf in expected.items()
     }
 
@@ -123,41 +123,41 @@ def _some(names: set[str]) -> str:
     return ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
 
 
-def _numpy_name(dtype: torch.dtype, short: bool) -> str:
-    return SHORT if short else str(dtype).removeprefix("torch.")
+def _numpy_name(dtype: torch.dtype, bf16: bool) -> str:
+    return BF16_STORAGE if bf16 else str(dtype).removeprefix("torch.")
 
 
-def _check(path: str, array: Array, leaf: Leaf, short: bool) -> None:
-    name = _numpy_name(leaf.dtype, short)
+def _check(path: str, array: Array, leaf: Leaf, bf16: bool) -> None:
+    name = _numpy_name(leaf.dtype, bf16)
     if array.stype != STYPE or array.dtype != name or tuple(array.shape) != leaf.shape:
-        raise Refused(
-            f"{path} is {array.dtype} {tuple(array.shape)} ({array.stype})", f"{name} {leaf.shape} was agreed"
+        raise MessageError(
+            f"{path} is {array.dtype} {tuple(array.shape)} ({array.stype})", f"{name} {leaf.shape} was expected"
         )
-    weight = math.prod(leaf.shape) * np.dtype(name).itemsize
-    if not weight < len(array.data) <= weight + HEADER:
-        raise Refused(f"{path} has {len(array.data)} bytes", f"{weight} and a header were agreed")
+    size = math.prod(leaf.shape) * np.dtype(name).itemsize
+    if not size < len(array.data) <= size + MAX_HEADER_BYTES:
+        raise MessageError(f"{path} has {len(array.data)} bytes", f"{size} and a header were expected")
 
 
-def _unpack(path: str, array: Array, leaf: Leaf, short: bool) -> Tensor:
+def _unpack(path: str, array: Array, leaf: Leaf, bf16: bool) -> Tensor:
     stream = io.BytesIO(array.data)
     try:
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, columns_first, dtype = read(stream, max_header_size=HEADER)
+        shape, columns_first, dtype = read(stream, max_header_size=MAX_HEADER_BYTES)
     except ValueError as error:
-        raise Refused(f"{path} is not an array of NumPy's: {error}") from error
-    name = _numpy_name(leaf.dtype, short)
+        raise MessageError(f"{path} is not an array of NumPy's: {error}") from error
+    name = _numpy_name(leaf.dtype, bf16)
     rest = len(array.data) - stream.tell()
     whole = rest == math.prod(leaf.shape) * np.dtype(name).itemsize
     if shape != leaf.shape or (columns_first and len(shape) > 1) or dtype != np.dtype(name) or not whole:
-        raise Refused(f"{path} says {dtype} {shape} inside", f"{name} {leaf.shape} was agreed")
+        raise MessageError(f"{path} says {dtype} {shape} inside", f"{name} {leaf.shape} was expected")
     values = np.frombuffer(array.data, np.dtype(name), offset=stream.tell()).reshape(leaf.shape).copy()
     tensor = torch.from_numpy(values)
-    if short:
+    if bf16:
         tensor = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(leaf.dtype)
     # NaN spreads into both ends; this is many times faster than to ask each number.
     if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.aminmax()))):
-        raise Refused(f"{path} holds numbers that are not finite")
+        raise MessageError(f"{path} holds numbers that are not finite")
     return tensor
 
 
@@ -180,21 +180,21 @@ class Layout(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> Layout:
         try:
-            said = json.loads(text)
+            parsed = json.loads(text)
             leaves = {
-                str(path): (str(dtype), [int(n) for n in shape]) for path, (dtype, shape) in said["leaves"].items()
+                str(path): (str(dtype), [int(n) for n in shape]) for path, (dtype, shape) in parsed["leaves"].items()
             }
-            constant = {str(path): str(name) for path, name in said["constant"].items()}
-            return cls(leaves, [str(path) for path in said["empty"]], constant)
+            constant = {str(path): str(name) for path, name in parsed["constant"].items()}
+            return cls(leaves, [str(path) for path in parsed["empty"]], constant)
         except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"a layout that cannot be read: {error}") from error
+            raise MessageError(f"a layout that cannot be read: {error}") from error
 
     @property
     def schema(self) -> Schema:
         types = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64, torch.bool)}
         for path, (dtype, _) in self.leaves.items():
             if dtype not in types:
-                raise Refused(f"{path} is of {dtype}", f"states hold {', '.join(types)}")
+                raise MessageError(f"{path} is of {dtype}", f"states hold {', '.join(types)}")
         return {path: Leaf(tuple(shape), types[dtype]) for path, (dtype, shape) in self.leaves.items()}
 
     @classmethod
@@ -214,4 +214,4 @@ class Layout(NamedTuple):
         try:
             return as_state(refill({path: tensors[path] for path in self.leaves}, self.empty))
         except (KeyError, TypeError) as error:
-            raise Refused("a message without a model, its statistics or what a method adds", str(error)) from error
+            raise MessageError("a message without a model, its statistics or what a method adds", str(error)) from error

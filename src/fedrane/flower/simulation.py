@@ -1,8 +1,8 @@
 """A federation on one machine: Flower's own nodes in Ray's processes, and a server that can look into their folders.
 
 Messages, codec and client code are those of a real federation. What a simulation adds is what no real server could do:
-it hands the nodes their rows through a file, and reads the clients' states from their folders, so that a run's metrics,
-checkpoints and models are those of a local run.
+it hands the nodes their examples through a file, and reads the clients' states from their folders, so that a run's
+metrics, checkpoints and models are those of a local run.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context as NodeContext
 from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from numpy.typing import NDArray
 from ray import cloudpickle
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm
-from fedrane.engines import Predicted, Trained
-from fedrane.engines.flower import Fleet, Flower, Order, Site, client_app, where
+from fedrane.engines.base import Trained
 from fedrane.engines.sequential import Sequential
-from fedrane.engines.store import NEVER, Kept, Store
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.federation import Federation, Pool
+from fedrane.evaluation import Metrics
+from fedrane.federation import Federation
+from fedrane.flower.client import LocalClient, client_app, client_folder
+from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState
+from fedrane.flower.engine import FlowerEngine
+from fedrane.flower.messages import ClientRequest
+from fedrane.flower.nodes import NodePool
 from fedrane.task import Model, State
 
 FEDERATION = "federation.pickle"
-PAUSE = 0.01
-"""Seconds between looks for answers, which cost next to nothing here."""
+POLL_INTERVAL = 0.01
+"""Seconds between looks for replies, which cost next to nothing here."""
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "FLWR_TELEMETRY_ENABLED": "0"}
-"""Nothing is reported to anybody, and Ray does what it will do in future versions, of which it would warn."""
+"""No telemetry; and Ray behaves as it will in future versions, of which it would warn."""
 
 
 class SimulationError(FedraneError):
@@ -57,30 +59,32 @@ class SimulationError(FedraneError):
 
 
 @dataclass(frozen=True)
-class SimulatedHome:
-    """A node's client is found in the files that the simulation has written for it; of our own process, so trusted."""
+class SimulatedClients:
+    """Finds a node's client in the files that the simulation has written for it; they are of our own process, so
+    trusted."""
 
     scratch: Path
 
-    def client(self, context: NodeContext, key: str) -> tuple[int, int]:
+    def identity(self, context: NodeContext, key: str) -> tuple[int, int]:
         client = int(context.node_config["partition-id"])
         return client, len(_load(self.scratch / key / FEDERATION).split.train[client])
 
-    def site(self, context: NodeContext, order: Order) -> Site:
+    def client(self, context: NodeContext, request: ClientRequest) -> LocalClient:
         client = int(context.node_config["partition-id"])
-        here = self.scratch / order.key
+        here = self.scratch / request.key
         federation: Federation = _load(here / FEDERATION)
-        algorithm: Algorithm = _load(here / order.stage)
-        rows = len(federation.split.train[client])
-        return Site(client, rows, algorithm, federation, _store(here, client, context.state, order.key))
+        algorithm: Algorithm = _load(here / request.method_file)
+        return LocalClient(client, algorithm, federation, _store(here, client, context.state, request.key))
 
-    def conclude(self, site: Site, order: Order, whole: Model | None, personal: Model | None) -> None:
+    def keep_models(
+        self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
+    ) -> None:
         """The run has the models already."""
 
 
-def _store(folder: Path, client: int, state: RecordDict, key: str) -> Store:
+def _store(folder: Path, client: int, state: RecordDict, key: str) -> ClientStateStore:
     """It lasts as long as the simulation: nothing must outlive a power cut."""
-    return Store(where(folder, client), state, key, durable=False)
+    return ClientStateStore(client_folder(folder, client), state, key, durable=False)
 
 
 @lru_cache(maxsize=8)
@@ -90,9 +94,10 @@ def _load(path: Path) -> Any:
 
 
 def _save(path: Path, value: Any) -> None:
-    """By value where a node could not import it: what stands in a user's file."""
+    """By value where a node could not import it: what is in a user's file."""
     pickle: Any = cloudpickle
-    users = [module for name, module in list(sys.modules.items()) if name.startswith("fedrane_user_")]
+    modules = sys.modules.copy()  # at once: while a list of items grows, another thread may import
+    users = [module for name, module in modules.items() if name.startswith("fedrane_user_")]
     for module in users:
         pickle.register_pickle_by_value(module)
     try:
@@ -111,7 +116,7 @@ class Simulation:
 
     def __init__(self, nodes: int, cuda: bool = False, app: Callable[[Path], ClientApp] | None = None) -> None:
         self.nodes, self.cuda = nodes, cuda
-        self._app = app or (lambda scratch: client_app(SimulatedHome(scratch)))
+        self._app = app or (lambda scratch: client_app(SimulatedClients(scratch)))
         self._grids: queue.Queue[Grid | BaseException] = queue.Queue()
         self._over = threading.Event()
 
@@ -133,7 +138,7 @@ class Simulation:
         return found
 
     def check(self) -> None:
-        """Whether it still runs."""
+        """Raise unless it still runs."""
         if not self._thread.is_alive():
             found = None if self._grids.empty() else self._grids.get()
             cause = found if isinstance(found, BaseException) else None
@@ -161,7 +166,7 @@ class Simulation:
             os.environ.setdefault(name, value)
         try:
             run_simulation(app, self._app(self.scratch), self.nodes, backend_config=backend)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits must get it
             self._grids.put(error)
 
 
@@ -185,7 +190,7 @@ def simulation(federation: Federation) -> Iterator[Simulation]:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Only errors: what a run says of itself is said by its callbacks."""
+    """Only errors: a run reports through its callbacks."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -201,32 +206,34 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 @dataclass
-class SharedFolders:
-    """The clients' folders, which a simulation's server can read; what a run already holds is laid there first."""
+class SimulatedStates:
+    """The clients' states, in folders that a simulation's server can read; what a run already holds is put there
+    first."""
 
     folder: Path
     key: str
     device: torch.device
-    _book: dict[int, tuple[int, State]] = field(default_factory=dict)
+    _last: dict[int, tuple[int, State]] = field(default_factory=dict)
+    """The round aggregated last of each client, and its state then."""
 
-    def merged(self, client: int, own: State | None, round: int) -> int:
+    def aggregated(self, client: int, own: State | None, round: int) -> int:
         if own is None:
             return NEVER
-        last, held = self._book.get(client, (NEVER, None))
+        last, held = self._last.get(client, (NEVER, None))
         if held is None or not _same(held, own):
             last = round - 1  # of a run that was resumed: its state goes where the client looks for it
-            self._store(client).put(last, Kept(tree.map(lambda leaf: leaf.cpu(), own), {}))
-            self._book[client] = last, own
+            self._store(client).put(last, SavedState(tree.map(lambda leaf: leaf.cpu(), own), {}))
+            self._last[client] = last, own
         return last
 
-    def kept(self, client: int, round: int) -> State:
-        found = self._store(client).settle(round, round)
-        assert found is not None  # noqa: S101 - settle gives the copy of a round or raises
+    def committed(self, client: int, round: int) -> State:
+        found = self._store(client).committed(round, round)
+        assert found is not None  # noqa: S101 - it gives the copy of a round or raises
         own = tree.map(lambda leaf: leaf.to(self.device), found.own)
-        self._book[client] = round, own
+        self._last[client] = round, own
         return own
 
-    def _store(self, client: int) -> Store:
+    def _store(self, client: int) -> ClientStateStore:
         return _store(self.folder, client, RecordDict(), self.key)
 
 
@@ -235,58 +242,57 @@ def _same(a: State, b: State) -> bool:
     return len(tree.leaves(a)) == len(tree.leaves(b)) and all(x is y for x, y in pairs)
 
 
-class Simulated:
-    """Training in the nodes; answers, which need every client's model, by the server, which has them."""
+class SimulationEngine:
+    """Trains in the nodes of a simulation. It evaluates here, where all clients' models and examples are."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, short: bool = False) -> None:
-        self.algorithm, self.federation, self.short = algorithm, federation, short
+    def __init__(self, algorithm: Algorithm, federation: Federation, bf16: bool = False) -> None:
+        self.algorithm, self.federation, self.bf16 = algorithm, federation, bf16
         self.local = Sequential(algorithm, federation)
-        self._engine: Flower | None = None
+        self._nodes: FlowerEngine | None = None
 
-    def train(
+    def train_round(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
-        if self._engine is None:
-            self._engine = self._connect()
-        heard: list[str] = []
-        self._engine.fleet.tell = heard.append
-        trained = self._engine.train(server, owns, clients, round, rate, epochs)
-        return trained._replace(say=tuple(heard))
+        if self._nodes is None:
+            self._nodes = self._connect()
+        messages: list[str] = []
+        self._nodes.pool.log = messages.append
+        trained = self._nodes.train_round(server, owns, clients, round, rate, epochs)
+        return trained._replace(say=tuple(messages))
 
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
-        return self.local.personal(server, own, client, round)
+    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
+        return self.local.evaluate(server, owns, round)
 
-    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
-        return self.local.predict(model, pool, rows)
-
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        return self.local.predict_each(models, pool, rows)
-
-    def _connect(self) -> Flower:
+    def _connect(self) -> FlowerEngine:
         if not _open or _open[-1].nodes != self.federation.population:
             raise ConfigError(
                 "engine=flower outside of a simulation", "its clients are nodes", "Run inside engines.opened(…)"
             )
-        fleet, folders = _session(self.federation, _open[-1], self.short)
-        stage = f"{secrets.token_hex(8)}.pickle"
-        _save(folders.folder / stage, self.algorithm)
-        return Flower(self.algorithm, self.federation, fleet, folders, stage)
+        pool, states = _session(self.federation, _open[-1], self.bf16)
+        method_file = f"{secrets.token_hex(8)}.pickle"
+        _save(states.folder / method_file, self.algorithm)
+        return FlowerEngine(self.algorithm, self.federation, pool, states, method_file)
 
 
-def _session(federation: Federation, simulated: Simulation, short: bool) -> tuple[Fleet, SharedFolders]:
+def _session(federation: Federation, simulated: Simulation, bf16: bool) -> tuple[NodePool, SimulatedStates]:
     """One for all stages of a run, which share what the clients keep."""
-    for known, grid, fleet, folders in _sessions:
-        if known is federation and grid is simulated and fleet.short == short:
-            return fleet, folders
-    # Nodes that start slowly are not missing: whatever happens to them, Flower answers for them.
-    fleet = Fleet(
-        simulated.grid, secrets.token_hex(16), short=short, question=math.inf, pause=PAUSE, check=simulated.check
+    for known, grid, pool, states in _sessions:
+        if known is federation and grid is simulated and pool.bf16 == bf16:
+            return pool, states
+    # Nodes that start slowly are not missing: whatever happens to them, Flower replies for them.
+    pool = NodePool(
+        simulated.grid,
+        secrets.token_hex(16),
+        bf16=bf16,
+        query_timeout=math.inf,
+        poll_interval=POLL_INTERVAL,
+        check=simulated.check,
     )
-    folders = SharedFolders(simulated.scratch / fleet.key, fleet.key, federation.task.device)
-    _save(folders.folder / FEDERATION, federation)
+    states = SimulatedStates(simulated.scratch / pool.key, pool.key, federation.task.device)
+    _save(states.folder / FEDERATION, federation)
     _sessions[:] = [session for session in _sessions if session[1] in _open]  # those of closed simulations are over
-    _sessions.append((federation, simulated, fleet, folders))
-    return fleet, folders
+    _sessions.append((federation, simulated, pool, states))
+    return pool, states
 
 
-_sessions: list[tuple[Federation, Simulation, Fleet, SharedFolders]] = []
+_sessions: list[tuple[Federation, Simulation, NodePool, SimulatedStates]] = []

@@ -1,0 +1,71 @@
+"""The contract of an engine: train the clients of a round, and evaluate all clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrane import evaluation
+from fedrane.algorithm import Algorithm
+from fedrane.evaluation import Metrics, Predicted
+from fedrane.federation import Federation, Pool
+from fedrane.task import Client, Model, State
+
+
+class Trained(NamedTuple):
+    """A round's training: what arrived at the server, in the order of client numbers."""
+
+    ups: State
+    cohort: Client
+    owns: dict[int, State]
+    """To be committed when the uploads have been aggregated."""
+    metrics: dict[str, list[float]]
+    rows: int
+    """Examples trained on, padding not counted."""
+    bytes_down: int
+    bytes_up: int
+    say: tuple[str, ...] = ()
+    """What the user should know."""
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Clients whose replies could not be used, and why."""
+
+
+class Engine(Protocol):
+    """Runs a method's hooks for the clients of a federation."""
+
+    def train_round(
+        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+    ) -> Trained:
+        """Train these clients from the server's state; ``owns`` holds the states of clients that trained before."""
+
+    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
+        """Every measure of :mod:`fedrane.evaluation` that the method's models allow, over all clients."""
+
+
+class LocalEngine(ABC):
+    """An engine that has the clients' models and examples on this machine, and so can predict with them itself."""
+
+    algorithm: Algorithm
+    federation: Federation
+
+    @abstractmethod
+    def train_round(
+        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+    ) -> Trained: ...
+
+    @abstractmethod
+    def personal(self, server: State, own: State | None, client: int, round: int) -> Model: ...
+
+    @abstractmethod
+    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted: ...
+
+    @abstractmethod
+    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]: ...
+
+    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
+        return evaluation.evaluate(self, self.federation, self.algorithm, server, owns, round)

@@ -1,0 +1,177 @@
+"""The engines by name, and what ``auto`` comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedrane import extras
+from fedrane.algorithm import Algorithm
+from fedrane.engines.base import Engine
+from fedrane.engines.processes import Processes, impossible
+from fedrane.engines.sequential import Sequential
+from fedrane.engines.stacked import Stacked
+from fedrane.engines.threaded import Threaded
+from fedrane.errors import ConfigError, nearest
+from fedrane.federation import Federation
+
+
+def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
+    """The engine of that name; one with workers has as many as torch has threads now."""
+    maker = (ENGINES | DEPLOYED).get(name)
+    if maker is None:
+        raise _unknown(name)
+    return maker(algorithm, federation)
+
+
+def choose(name: str, threads: int, algorithm: Algorithm, federation: Federation, most: int) -> tuple[str, int]:
+    """What ``auto`` and 0 threads come to where ``most`` threads may be used; explicit values stay as they are."""
+    check(name)
+    if name == AUTO:
+        name = automatic(algorithm, federation, threads or most)
+    return name, threads or automatic_threads(name, algorithm, federation, most)
+
+
+def server_threads(name: str, threads: int) -> int:
+    """Threads of an operation at the server. Where workers have the cores, aggregation takes one thread, so that the
+    result does not depend on how many cores there are."""
+    return 1 if name in WORKERS else threads
+
+
+def check(name: str) -> None:
+    """Raise unless this process can run the engine: it exists, it needs no other machine, its packages are there."""
+    if name in DEPLOYED:
+        raise ConfigError(
+            "this run is of a federation of several machines",
+            "its clients' examples are with them",
+            "Go on with: flwr run",
+        )
+    if name not in (AUTO, *ENGINES):
+        raise _unknown(name)
+    if name in FLOWER:
+        _simulation()
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"engine={name!r} is not known", remedy=nearest(name, (AUTO, *ENGINES)))
+
+
+def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
+    """What an engine of that name needs around its rounds: for Flower, the nodes of a simulation."""
+    return _simulation().simulation(federation) if name in FLOWER else nullcontext()
+
+
+def _simulation() -> Any:
+    extras.require("flower", "engine=flower", "fedrane.flower.simulation")
+    from fedrane.flower import simulation  # Flower and Ray are slow to import
+
+    return simulation
+
+
+def _simulated(algorithm: Algorithm, federation: Federation, bf16: bool = False) -> Engine:
+    engine: Engine = _simulation().SimulationEngine(algorithm, federation, bf16)
+    return engine
+
+
+def _deployed(algorithm: Algorithm, federation: Federation) -> Engine:
+    extras.require("flower", "a federation of several machines", "fedrane.flower.remote")
+    from fedrane.flower import remote
+
+    return remote.make_engine(algorithm, federation)
+
+
+MAX_STACKED_MACS, CONVOLUTION_COST = 64_000_000, 10
+"""On a CPU clients are stacked if a batch takes at most so many multiply-adds. One of a convolution, which is slow in a
+stack there, counts as so many (docs/performance.md)."""
+MIN_PROCESS_CORES, MIN_PROCESS_MACS = 4, 20_000_000_000
+"""From so many cores on, threads wait too long for Python's lock. Processes, which take time to start, are used where
+an epoch of all clients takes so many multiply-adds, counted alike."""
+MIN_PARALLEL_STACK_MACS, MAX_STACK_CORES = 1_000_000_000, 16
+"""A stack whose step takes so many multiply-adds, counted alike, is spread over half of the cores, of which at most so
+many count: smaller ones gain little, and lose much where others want the cores."""
+
+
+def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else one client per core, in processes
+    where there are many cores and much to do."""
+    device = federation.task.device.type
+    work = 0.0 if device == "cuda" else _macs_per_example(algorithm, federation)
+    if federation.batch * work <= MAX_STACKED_MACS:
+        return "stacked"
+    heavy = work * sum(map(len, federation.split.train)) >= MIN_PROCESS_MACS
+    many = device == "cpu" and most >= MIN_PROCESS_CORES and not impossible()
+    return "processes" if many and heavy else "threaded"
+
+
+def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, most: int) -> int:
+    """As many as pay off on a machine that has other work too (docs/decisions/0013-threads.md). It goes by the
+    experiment and the machine, never by how busy that is: the same command gives the same bits."""
+    if name in WORKERS:
+        return most
+    if most == 1 or name in FLOWER or federation.task.device.type != "cpu":
+        return 1
+    step = federation.batch * _macs_per_example(algorithm, federation)
+    if name == "stacked":
+        return max(1, min(most, MAX_STACK_CORES) // 2) if step * federation.population >= MIN_PARALLEL_STACK_MACS else 1
+    return most if step > MAX_STACKED_MACS else 1
+
+
+def _macs_per_example(algorithm: Algorithm, federation: Federation) -> float:
+    try:
+        return _counted(algorithm, federation)
+    except Exception:  # noqa: BLE001 - a mistake in a hook is reported where the hook runs, and one example may be too few
+        return math.inf
+
+
+@torch.no_grad()
+def _counted(algorithm: Algorithm, federation: Federation) -> int:
+    """Multiply-adds of the network's forward pass, weighted by their cost in a stack on a CPU."""
+    task = federation.task
+    x, live = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
+    with _Products() as counter:
+        algorithm.predict(task, task.init(), x, live)
+    return int(counter.found)
+
+
+class _Products(TorchFunctionMode):
+    """Counts multiply-adds of products and of convolutions; the library's own counter takes a second to start."""
+
+    found = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is F.linear:
+            self.found += out.numel() * args[1][0].numel()
+        elif func in (torch.conv1d, torch.conv2d, torch.conv3d):
+            self.found += CONVOLUTION_COST * out.numel() * args[1][0].numel()
+        elif func in (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__):
+            self.found += out.numel() * args[0].shape[-1]
+        return out
+
+
+Maker = Callable[[Algorithm, Federation], Engine]
+FLOWER: dict[str, Maker] = {"flower": _simulated, "flower-bf16": partial(_simulated, bf16=True)}
+"""A simulated federation; the second sends bfloat16."""
+ENGINES: dict[str, Maker] = {
+    "sequential": Sequential,
+    "stacked": Stacked,
+    "threaded": Threaded,
+    "processes": Processes,
+    **FLOWER,
+}
+DEPLOYED: dict[str, Maker] = {"flower-remote": _deployed}
+"""Engines whose clients are other machines: only the server of a Flower app can make them."""
+AUTO = "auto"
+AUTOMATIC = ("stacked", "threaded", "processes")
+"""What ``auto`` may come to."""
+WORKERS = ("threaded", "processes")
+"""Engines whose workers compute on one thread each."""

@@ -1,0 +1,166 @@
+"""A Flower app for real machines: its ServerApp, its ClientApp, and the models that a client keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context as NodeContext
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
+
+from fedrane import own_code
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.data.own import read_labelled
+from fedrane.data.partition import Split, split_client
+from fedrane.errors import CheckpointError, ConfigError
+from fedrane.experiment import Experiment, read_toml
+from fedrane.federation import Federation
+from fedrane.flower.client import LocalClient, client_app
+from fedrane.flower.client_state import ClientStateStore
+from fedrane.flower.messages import ClientRequest
+from fedrane.flower.project import EXPERIMENT, AppConfig
+from fedrane.flower.server import ServerSettings, serve
+from fedrane.folder import Checkpoint, read, write
+from fedrane.predictor import Inputs, Predictor
+from fedrane.task import Model, State
+from fedrane.training.setup import algorithm_at, as_dataset, at_rest, make_partition
+
+FINAL = "final.safetensors"
+Examples = tuple[NDArray[Any], NDArray[np.int64]]
+ReadExamples = Callable[[NodeContext, Experiment, Inputs], Examples]
+
+
+def server(folder: Path) -> ServerApp:
+    """The ServerApp of the app in this folder."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: NodeContext) -> None:
+        serve(AppConfig.read(folder), ServerSettings.read(context.run_config), grid)
+
+    return app
+
+
+# ---- a client
+
+
+def node_examples(context: NodeContext, experiment: Experiment, inputs: Inputs) -> Examples:
+    """The examples in the file or folder that the node's own configuration names; in a simulation, a client's share.
+
+    Nothing that the server sends decides what is read.
+    """
+    if "data" in context.node_config:
+        return read_labelled(str(context.node_config["data"]), inputs.classes, experiment.image_size)
+    if "num-partitions" not in context.node_config:
+        raise ConfigError(
+            "this node has no data", "a client's examples come from its own machine", "--node-config 'data=\"PATH\" …'"
+        )
+    rows = as_dataset(experiment, None)
+    mine = make_partition(experiment, rows).clients[_client_index(context)]
+    return rows.x[mine], rows.y[mine]
+
+
+def _client_index(context: NodeContext) -> int:
+    index = context.node_config.get("partition-id")
+    if type(index) is not int or index < 0:
+        raise ConfigError(
+            f"partition-id={index!r}", "it is this client's number, from 0", "--node-config 'partition-id=0 …'"
+        )
+    return index
+
+
+def node_folder(context: NodeContext) -> Path:
+    """Where this node's client keeps its state and its models."""
+    default = Path.home() / ".fedrane" / f"client-{_client_index(context)}"
+    return Path(str(context.node_config.get("folder", default))).expanduser()
+
+
+def client(folder: Path, examples: ReadExamples = node_examples) -> ClientApp:
+    """The ClientApp of the app in this folder, for the examples that this function reads."""
+    return client_app(AppClients(folder, examples))
+
+
+@dataclass
+class AppClients:
+    """A node's client: by the app's configuration, and the examples on this machine."""
+
+    folder: Path
+    examples: ReadExamples
+
+    @cached_property
+    def config(self) -> AppConfig:
+        return AppConfig.read(self.folder)
+
+    def identity(self, context: NodeContext, key: str) -> tuple[int, int]:
+        index, y = _client_index(context), self.examples(context, *self.config)[1]
+        return index, len(self._split(index, len(y))[0])
+
+    def client(self, context: NodeContext, request: ClientRequest) -> LocalClient:
+        config, e, index = self.config, self.config.experiment, _client_index(context)
+        x, y = self.examples(context, *config)
+        task = config.task()
+        population = max(request.population, index + 1)
+        none = np.zeros(0, np.int64)
+        parts = self._split(index, len(y))
+        split = Split(*(tuple(part if k == index else none for k in range(population)) for part in parts))
+        pools = config.pool(x, y, task), config.empty_pool(task)
+        federation = Federation(task, *pools, split, request.batch, e.seed, e.augment)
+        store = ClientStateStore(node_folder(context), context.state, request.key)
+        reports_classes = bool(context.node_config.get("class-counts", False))
+        return LocalClient(index, algorithm_at(e, request.round), federation, store, reports_classes, e.threads)
+
+    def keep_models(
+        self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
+    ) -> None:
+        empty, folder = Model({}, {}), client.store.folder
+        owns = {client.index: State(personal or empty, {})}
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.write(folder)
+        own_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
+        write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), owns))
+
+    def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
+        e = self.config.experiment
+        return split_client(np.arange(size), index, e.seed, e.partition.test, e.validation)
+
+
+# ---- the models in a client's folder
+
+
+def models(folder: str | Path, *, trust_code: bool = False) -> dict[str, Predictor]:
+    """The models in a client's folder, of the experiment that ended last: ``global`` and ``personal``.
+
+    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    """
+    return read_client_models(folder, trust_code)[1]
+
+
+def read_client_models(folder: str | Path, trust_code: bool = False) -> tuple[AppConfig, dict[str, Predictor]]:
+    """The models in a client's folder, with their app's configuration: data that somebody else may have written."""
+    last = _newest(folder)
+    own_code.require_named(last, read_toml(last / EXPERIMENT), trust_code)
+    config = AppConfig.read(last)
+    config = config._replace(experiment=at_rest(config.experiment))
+    kept = read(last / FINAL)
+    algorithm, task = algorithm_at(config.experiment, kept.round), config.task()
+    mine = next(iter(kept.owns.values()))
+    held = {GLOBAL: kept.server.model, PERSONAL: mine.model}
+    return config, {
+        kind: Predictor(task, algorithm, model, config.inputs) for kind, model in held.items() if model.params
+    }
+
+
+def _newest(folder: str | Path) -> Path:
+    """The folder of the experiment that ended last."""
+    found = sorted(Path(folder).glob(f"*/{FINAL}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise CheckpointError(
+            f"{folder} holds no models", "a client gets them when the federation ends", "Name the client's folder"
+        )
+    return found[-1].parent

@@ -1,0 +1,120 @@
+"""``fedrane flower …``: an app for a federation, certificates for a trial, and predictions with a client's models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fedrane import effects
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment
+from fedrane.extras import require
+from fedrane.files import write_atomically
+from fedrane.flower.certificates import DAYS, certificates
+from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
+from fedrane.predictor import Inputs, answer, read_rows
+from fedrane.terminal import Trust, Words, experiment_of, note, write_line
+from fedrane.training.setup import as_dataset, automatic_model, make_partition
+
+flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
+APP = "fedrane.flower.app"
+"""It imports Flower, which is an extra."""
+UNUSED = {"engine": "each client of a federation trains on its own machine"}
+"""Settings of an experiment that have no effect in a federation, and why."""
+
+
+@flower_app.command("new")
+def new_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet, or is empty.")],
+    words: Words = None,
+) -> None:
+    """Write a Flower app that runs an experiment: flwr run DIR.
+
+    Only the form of the inputs (shape, classes, mean and deviation) is taken from the experiment's dataset: a small
+    sample of the same kind as the clients' examples will do.
+    """
+    require("flower", "fedrane flower new", APP)
+    experiment = experiment_of(words)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty", "an app is written into a folder of its own", "Name another one")
+    rows = as_dataset(experiment, None)
+    resolved = experiment.replace(
+        model=automatic_model(experiment.model, rows.shape),
+        partition=experiment.partition.resolved(rows.client is not None),
+    )
+    experiment, unused = effects.settle(resolved.set_by(experiment.origin), UNUSED)
+    note(unused)
+    experiment.augment.check(rows.shape)
+    experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
+    write_project(folder, AppConfig(experiment, Inputs.of(rows)))
+    write_line(f"{folder}: {experiment.method_name} for {experiment.clients} clients; how to run it: docs/deploy.md\n")
+
+
+@flower_app.command("deal")
+def deal_command(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="An app that 'fedrane flower new' has written.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write client-0.npz and so on.")],
+) -> None:
+    """For a trial: deal the experiment's dataset out into one file for each client, as a local run would."""
+    require("flower", "fedrane flower deal", APP)
+    found = list(app.glob(f"*/{EXPERIMENT}"))
+    if len(found) != 1:
+        raise ConfigError(f"{app} is not an app", f"it has no {EXPERIMENT}", "Write one: fedrane flower new DIR")
+    experiment = Experiment.from_toml(found[0])
+    rows = as_dataset(experiment, None)
+    partition = make_partition(experiment, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    for client, mine in enumerate(partition.clients):
+        np.savez(folder / f"client-{client}.npz", x=rows.x[mine], y=rows.y[mine])
+    write_line(f"{folder}: the rows of {len(partition.clients)} clients\n")
+
+
+@flower_app.command("certs")
+def certs_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address of the server; may be given several times.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes get a key.", min=1, max=10_000)] = 3,
+) -> None:
+    """Make a CA, a certificate for the server and a key for each node: for a trial, for a month.
+
+    In production, use certificates of your organisation's CA, and let each node make its own key:
+    ssh-keygen -t ecdsa -b 384 -N "" -f node.
+    """
+    require("flower", "fedrane flower certs", "cryptography")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty", "keys in use would be overwritten", "Name another folder")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path, (content, mode) in certificates(hosts or ["127.0.0.1", "localhost"], nodes).items():
+        write_atomically(folder / path, content)
+        (folder / path).chmod(mode)
+    write_line(f"{folder}: ca.crt, server.pem, server.key and {nodes} node keys, for {DAYS} days\n")
+    write_line(
+        'For a trial only. In production: your own CA, and ssh-keygen -t ecdsa -b 384 -N "" -f node on each node\n'
+    )
+
+
+@flower_app.command("predict")
+def predict_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A client's folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
+    whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
+    trust_code: Trust = False,
+) -> None:
+    """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
+    require("flower", "fedrane flower predict", APP)
+    from fedrane.flower.app import read_client_models
+
+    app, found = read_client_models(folder, trust_code)
+    kind = "global" if whole or "personal" not in found else "personal"
+    if kind not in found:
+        raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
+    model = found[kind]
+    rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
+    for one in answer(model, rows, app.experiment.batch):
+        write_line(json.dumps(one) + "\n")

@@ -1,0 +1,127 @@
+"""What the server and a client send each other.
+
+A request has all that a client must know: the round, its learning rate, which of its uploads was aggregated last, and
+what comes down. A reply carries what goes up, and the objective's metrics. Neither holds a parameter that the method
+keeps where it is. One that never changes at the server goes to a client once, and by its digest afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, get_type_hints
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from fedrane.evaluation import Tally
+from fedrane.flower.codec import MessageError
+from fedrane.task import State
+
+TRAIN, EVALUATE, QUERY, DELIVER = "train", "evaluate", "query", "evaluate.deliver"
+"""Flower's message types; a client that is delivered a model keeps it."""
+PARAMS = "model/params/"
+COUNTS = Tally._fields[:5]
+CLASS_COUNTS = Tally._fields[5:]
+MAX_EXAMPLES = 10**9
+"""More than any one client has: a larger number is a mistake or a lie."""
+
+
+class ClientRequest(NamedTuple):
+    """What the server sends a client beside the arrays."""
+
+    key: str
+    """Of the experiment: a client keeps one state for each."""
+    server_start: int
+    """How often the server has been started on it."""
+    method_file: str
+    """Where a simulation's node finds the method; empty where the round decides it."""
+    client: int
+    population: int
+    round: int
+    rate: float
+    epochs: int
+    batch: int
+    aggregated: int
+    """The round whose upload was aggregated last."""
+    oldest: int
+    """The earliest round that a resumed server may go back to."""
+    bf16: bool
+    layout: str
+    first_state: str
+    """The layout of what a client cannot derive of its first state by itself."""
+    global_model: str
+    """The layout of the global model, where it is asked for; what came down is not repeated."""
+
+    def record(self) -> ConfigRecord:
+        return ConfigRecord(self._asdict())
+
+    @classmethod
+    def read(cls, content: RecordDict) -> ClientRequest:
+        given = content.config_records.get("request", ConfigRecord())
+        wanted = get_type_hints(cls)
+        if given.keys() != wanted.keys():
+            raise MessageError(
+                "a message of another version", f"it has {', '.join(given)}", "Install one version everywhere"
+            )
+        for name, kind in wanted.items():
+            if type(given[name]) is not kind:
+                raise MessageError(f"{name} is {given[name]!r}", f"it is of type {kind.__name__}")
+        return cls(**given)  # type: ignore[arg-type]  # checked just now
+
+
+class ClientReply(NamedTuple):
+    """What a client's training gives, checked."""
+
+    up: State
+    metrics: dict[str, float]
+
+
+def is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ---- who a node is
+
+
+def identity_record(client: int, examples: int) -> RecordDict:
+    return RecordDict({"identity": ConfigRecord({"client": client, "num_examples": examples})})
+
+
+def read_identity(node: int, content: RecordDict) -> tuple[int, int]:
+    """The node's client and the number of its training examples."""
+    given = content.config_records.get("identity", ConfigRecord())
+    client, examples = given.get("client"), given.get("num_examples")
+    if (
+        type(client) is not int
+        or type(examples) is not int
+        or not 0 <= client < MAX_EXAMPLES
+        or not 0 < examples < MAX_EXAMPLES
+    ):
+        raise MessageError(
+            f"it reports client {client!r} with {examples!r} examples", "both are whole numbers, from 0 and 1"
+        )
+    return client, examples
+
+
+# ---- a client's evaluation
+
+
+def tally_record(tally: Tally, by_class: bool) -> MetricRecord:
+    values = tally._asdict()
+    names = (*COUNTS, *CLASS_COUNTS) if by_class else COUNTS
+    return MetricRecord({name: list(v) if isinstance(v := values[name], tuple) else v for name in names})
+
+
+def read_tally(record: MetricRecord | None) -> Tally | None:
+    if record is None:
+        return None
+    values: dict[str, Any] = dict(record)
+    numbers = [values.get(name) for name in COUNTS]
+    if not all(isinstance(n, int | float) and math.isfinite(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers):
+        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "they are finite and not negative")
+    rows, hits, loss, few, few_hits = numbers
+    if not (0 < rows < MAX_EXAMPLES and hits <= rows and few_hits <= few <= rows):  # type: ignore[operator]  # numbers
+        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "parts are not larger than the whole")
+    by_class = [tuple(int(n) for n in values.get(name, ())) for name in CLASS_COUNTS]
+    if by_class[0] and (sum(by_class[0]) != rows or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
+        raise MessageError(f"classes {by_class}", f"they sum up to {rows} examples and {hits} hits")
+    return Tally(int(rows), int(hits), float(loss), int(few), int(few_hits), *by_class)  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""A Flower app on disk: the experiment and the form of the inputs, which all parties share, and the files around them.
+
+It does not import Flower, which is an extra.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrane.data.own import as_inputs
+from fedrane.errors import DataError
+from fedrane.experiment import Experiment
+from fedrane.federation import Normaliser, Pool
+from fedrane.files import write_atomically
+from fedrane.folder import Folder
+from fedrane.predictor import Inputs
+from fedrane.task import Task
+from fedrane.training.setup import automatic_precision, make_task, pick_device
+
+EXPERIMENT, INPUTS = "experiment.toml", "inputs.json"
+
+
+class AppConfig(NamedTuple):
+    """What every party of a federation has agreed on; it travels with the app's code."""
+
+    experiment: Experiment
+    inputs: Inputs
+
+    @classmethod
+    def read(cls, folder: Path) -> AppConfig:
+        """The code that the experiment names is run: call it for your own app, or once that code is trusted."""
+        experiment = Experiment.from_toml(folder / EXPERIMENT)
+        device = pick_device(experiment.device)
+        precision = automatic_precision(experiment.precision, device)
+        experiment = experiment.replace(device=str(device), precision=precision)
+        return cls(experiment, Inputs.from_dict(Folder(folder).read_json(INPUTS), folder / INPUTS))
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / EXPERIMENT, self.experiment.to_toml())
+        write_atomically(folder / INPUTS, json.dumps(self.inputs.to_dict(), indent=1) + "\n")
+
+    def task(self) -> Task:
+        return make_task(self.experiment, self.inputs.shape, len(self.inputs.classes), None)
+
+    def pool(self, x: NDArray[Any], y: NDArray[np.int64], task: Task) -> Pool:
+        x = as_inputs(x, "the client's x") if len(x) else x  # an app's own reader may give fractions, or anything
+        if tuple(x.shape[1:]) != self.inputs.shape:
+            raise DataError(f"examples of shape {tuple(x.shape[1:])}", f"the federation's are {self.inputs.shape}")
+        image = len(self.inputs.shape) == 3
+        constants = Normaliser.from_constants(self.inputs.mean, self.inputs.std, image, task.dtype, task.device)
+        return Pool.of(x, y, constants)
+
+    def empty_pool(self, task: Task) -> Pool:
+        dtype = np.uint8 if len(self.inputs.shape) == 3 else np.float32
+        return self.pool(np.zeros((0, *self.inputs.shape), dtype), np.zeros(0, np.int64), task)
+
+
+def write_project(folder: Path, config: AppConfig) -> None:
+    """An app that ``flwr run`` can run."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
+    package = "app_" + name.replace("-", "_")
+    method, clients = config.experiment.method_name, config.experiment.clients
+    out = json.dumps(str(Path("runs") / name))[1:-1]
+    contents = {
+        "pyproject.toml": PYPROJECT.format(name=name, package=package, method=method, clients=clients, out=out),
+        f"{package}/__init__.py": "",
+        f"{package}/server_app.py": SERVER,
+        f"{package}/client_app.py": CLIENT,
+        f"{package}/data.py": DATA,
+    }
+    for path, text in contents.items():
+        write_atomically(folder / path, text)
+    config.write(folder / package)
+
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A federation: {method} on {clients} clients."
+license = "Apache-2.0"
+requires-python = ">=3.11"
+dependencies = ["fedrane[flower]"]
+
+[tool.setuptools]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "fedrane"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+# The run folder on the server's machine; a run that is there already is resumed.
+out = "{out}"
+# Seconds after which a round ends with the clients that have replied.
+timeout = 3600.0
+# The fewest replies that make a round; how often a round with fewer is repeated before the run stops.
+min-replies = 1
+retries = 3
+# Seconds to wait for all clients before the first round.
+wait = 600.0
+# A dataset on the server's machine whose test examples measure the global model; empty for none.
+test-data = ""
+# Send bfloat16: half the bytes.
+bf16 = false
+"""
+
+SERVER = '''\
+"""The server: it aggregates what the clients send, and writes the run folder."""
+
+from pathlib import Path
+
+from fedrane.flower.app import server
+
+app = server(Path(__file__).parent)
+'''
+
+CLIENT = '''\
+"""A client: it trains on examples that never leave its machine."""
+
+from pathlib import Path
+
+from fedrane.flower.app import client
+
+from .data import examples
+
+app = client(Path(__file__).parent, examples)
+'''
+
+DATA = '''\
+"""Where a client's examples come from; the server has no say in it."""
+
+from fedrane.flower.app import node_examples
+
+
+def examples(context, experiment, inputs):
+    """This client's inputs and labels: arrays x (examples, …) as in an .npz file, and y (indices of inputs.classes).
+
+    As it stands: the .npz file or the folder of images that the node was started with, --node-config 'data="PATH" …';
+    in a simulation, a share of the experiment's dataset. Replace it to read from elsewhere, a database for instance.
+    """
+    return node_examples(context, experiment, inputs)
+'''

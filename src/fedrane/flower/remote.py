@@ -1,0 +1,55 @@
+"""Clients on other machines, as the server knows them: how many examples they have, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedrane.algorithm import Algorithm
+from fedrane.errors import ConfigError
+from fedrane.federation import Federation, describe, each_of
+from fedrane.flower.client_state import NEVER
+from fedrane.flower.engine import FlowerEngine
+from fedrane.flower.nodes import NodePool
+from fedrane.task import Client, Model, State
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RemoteFederation(Federation):
+    """A federation whose examples are with its clients, and the nodes by which these are reached."""
+
+    pool: NodePool
+    late_clients: dict[int, int] = field(default_factory=dict)
+    """Examples of those who came after the start: they get the model, and take no part."""
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """All examples of a client as if of one class: the others are not the server's to know."""
+        return np.array([[len(rows)] for rows in self.split.train])
+
+    def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
+        size = len(self.split.train[index]) if index < self.population else self.late_clients[index]
+        steps = epochs * -(-size // self.batch)
+        no_labels = np.zeros((self.population, self.task.classes), np.int64)
+        client = each_of(describe(self.task, [0], no_labels, round, rate, [steps]))[0]
+        return client._replace(index=torch.full_like(client.index, index), size=torch.full_like(client.size, size))
+
+
+class RemoteStates:
+    """The server holds no client's state: only which of its uploads was aggregated last."""
+
+    def aggregated(self, client: int, own: State | None, round: int) -> int:
+        return NEVER if own is None else int(own.extra["aggregated"])
+
+    def committed(self, client: int, round: int) -> State:
+        return State(Model({}, {}), {"aggregated": torch.tensor(round)})
+
+
+def make_engine(algorithm: Algorithm, federation: Federation) -> FlowerEngine:
+    if not isinstance(federation, RemoteFederation):
+        raise ConfigError("engine=flower-remote", "its clients are other machines", "Run the app: flwr run")
+    return FlowerEngine(algorithm, federation, federation.pool, RemoteStates())

@@ -1,0 +1,253 @@
+"""The server of a federation of real machines: the training loop of any run, with clients that are nodes of a grid.
+
+The server knows the experiment, the form of the inputs and how many examples each client has. Examples, labels and what
+a method keeps with its client never reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fedrane import data, display, own_code, sessions, sources
+from fedrane.data.partition import Split
+from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.flower.engine import MessageBuilder
+from fedrane.flower.messages import DELIVER
+from fedrane.flower.nodes import NodePool
+from fedrane.flower.project import EXPERIMENT, AppConfig
+from fedrane.flower.remote import RemoteFederation, make_engine
+from fedrane.folder import FACTS, KEPT, Folder
+from fedrane.threads import limited
+from fedrane.training.callbacks import Callback
+from fedrane.training.loop import TrainingLoop
+from fedrane.training.result import Result
+from fedrane.training.resume import OLDER
+from fedrane.training.setup import algorithm_at
+
+LOG = logging.getLogger("flwr")
+
+
+class ServerSettings(NamedTuple):
+    """The app's run configuration: how the federation is run, and nothing that decides its result."""
+
+    out: str = "runs/federation"
+    timeout: float = 3600.0
+    min_replies: int = 1
+    retries: int = 3
+    wait: float = 600.0
+    test_data: str = ""
+    bf16: bool = False
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> ServerSettings:
+        given = {key.replace("-", "_"): value for key, value in config.items()}
+        unknown = given.keys() - cls._field_defaults.keys()
+        if unknown:
+            raise ConfigError(f"run configuration {', '.join(sorted(unknown))}", "nothing is known by that name")
+        types = {name: type(value) for name, value in cls._field_defaults.items()}
+        return cls(**{name: types[name](value) for name, value in given.items()})
+
+
+class FlowerLog(Callback):
+    """Writes to Flower's log, which ``flwr run --stream`` and ``flwr log`` show."""
+
+    def round(self, record: Metrics) -> None:
+        LOG.info("round %s: %s", record["round"], display.describe_round(record))
+
+    def message(self, text: str) -> None:
+        LOG.warning("%s", text)
+
+    def end(self, result: Result) -> None:
+        LOG.info("finished after round %s; results: %s", result.round, result.folder)
+
+
+class ModelDelivery(Callback):
+    """Sends clients the current model, to keep: after each round those who came after the start, who begin from it."""
+
+    def __init__(self, loop: TrainingLoop, federation: RemoteFederation) -> None:
+        self.loop, self.federation, self.pool = loop, federation, federation.pool
+        self._served: set[int] = set()
+
+    def round(self, record: Metrics) -> None:
+        self.pool.discover()
+        new = {k for k in self.pool.nodes if k >= self.federation.population} - self._served
+        self._served |= new
+        requests = self._requests(sorted(new))
+        if requests:
+            self.pool.send(DELIVER, requests)
+            late = ", ".join(map(str, requests))
+            self.loop.message(f"client {late} came after the start: it is given round {self.loop.done()}'s model")
+
+    def to_all(self) -> None:
+        """To every client that is connected; wait until they have it."""
+        self.pool.discover()
+        _, refused = self.pool.request(DELIVER, self._requests(sorted(self.pool.nodes)), lambda k, content: True)
+        for k, why in sorted(refused.items()):
+            self.loop.message(f"client {k} has not got the model: {why}")
+
+    def _requests(self, clients: list[int]) -> dict[int, RecordDict]:
+        if not clients:
+            return {}
+        loop = self.loop
+        late = [k for k in clients if k >= self.federation.population]
+        self.federation.late_clients.update({k: self.pool.sizes[k] for k in late})
+        done = loop.done()
+        algorithm = algorithm_at(loop.experiment, done)
+        engine = make_engine(algorithm, self.federation)
+        rate, epochs = loop.rate_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
+        messages = MessageBuilder(engine, loop.server, loop.owns, done, rate, epochs)
+        requests: dict[int, RecordDict] = {}
+        for k in clients:
+            try:
+                requests[k] = messages.evaluate(k)
+            except IndexError:  # the method keeps something for each client by its number
+                if k not in late:
+                    raise
+                loop.message(f"client {k} came after the start: this method has nothing for it before the next run")
+        return requests
+
+
+def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
+    """A run from its start or its last checkpoint; a finished one sends its models to the clients that are there."""
+    folder = Folder(Path(settings.out).expanduser().absolute())
+    experiment = _deployed(config.experiment)
+    config = config._replace(experiment=experiment)
+    pool = NodePool(
+        grid,
+        secrets.token_hex(16),
+        timeout=settings.timeout,
+        min_replies=settings.min_replies,
+        retries=settings.retries,
+        bf16=settings.bf16,
+        rounds_back=KEPT * experiment.checkpoint_every,
+        poll_interval=0.5,
+        log=lambda text: LOG.warning("%s", text),
+    )
+    fresh = not folder.holds_run()
+    cleanup = ExitStack()
+    cleanup.callback(folder.close)
+    cleanup.enter_context(limited(1))
+    try:
+        facts = _start(config, folder, pool, settings.wait) if fresh else _restart(config, folder, pool)
+        federation = _federation(config, settings, facts["labels"], pool)
+        # The examples are with the clients, and so the models are not calibrated.
+        loop = TrainingLoop(experiment, federation, config.inputs, folder, [FlowerLog()], calibrates=False)
+        pool.log = loop.message
+        delivery = ModelDelivery(loop, federation)
+        loop.callbacks.append(delivery)
+        finished = folder.finished
+        checkpoint, problems = folder.newest(federation.task.device) if not fresh else (None, [])
+        for problem in problems:
+            loop.message(f"{problem} {OLDER}")
+        history = folder.cut_metrics(checkpoint.round if checkpoint else 0) if not fresh else []
+        if checkpoint:
+            loop.restore(checkpoint, history)
+        if finished and checkpoint:
+            LOG.info("the run in %s is finished: its model is sent to the clients", folder.path)
+        else:
+            earlier = [] if fresh else sessions.read(folder)
+            with sessions.recorded(folder, earlier, sessions.describe(experiment, loop.done()), loop.done):
+                loop.run()
+        delivery.to_all()
+    except FedraneError as error:
+        LOG.error("%s", error)
+        raise
+    finally:
+        cleanup.close()
+
+
+def _deployed(experiment: Experiment) -> Experiment:
+    """As the server's folder has it: it only aggregates, for which one thread is enough on any machine."""
+    return experiment.replace(engine="flower-remote", threads=experiment.threads or 1)
+
+
+def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> dict[str, Any]:
+    """A first query to every node tells who is there, with how many examples."""
+    everyone = set(range(config.experiment.clients))
+    end = time.monotonic() + wait
+    pool.timeout, timeout = min(pool.timeout, wait), pool.timeout
+    while True:
+        pool.discover()
+        missing = sorted(everyone - pool.sizes.keys())
+        if not missing:
+            break
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"client {', '.join(map(str, missing))} has not come within {wait:g} s",
+                f"the experiment has {len(everyone)} clients, and all are known before the first round",
+                "Start their SuperNodes, or set clients in experiment.toml",
+            )
+        time.sleep(1)
+    pool.timeout = timeout
+    folder.create()
+    facts = {
+        "inputs": config.inputs.to_dict(),
+        "labels": [[pool.sizes[k]] for k in sorted(everyone)],
+        "key": pool.key,
+        "server_start": pool.server_start,
+        "sources": _code_digests(config),
+    }
+    own_code.remember(config.experiment)
+    own_code.keep(config.experiment, folder)
+    folder.write_json(FACTS, facts)
+    folder.write_config(config.experiment)
+    return facts
+
+
+def _code_digests(config: AppConfig) -> dict[str, str]:
+    """Of the method's and the network's own files; the data are not the server's to know."""
+    return {key: value for key, value in sources.contents(config.experiment).items() if key in own_code.KEYS}
+
+
+def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any]:
+    folder.open()
+    facts = folder.read_facts()
+    elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
+    if changed := sources.changed(facts.get("sources", {}), _code_digests(config)):
+        files = " and ".join(str(sources.own_files(config.experiment)[key]) for key in changed)
+        raise CheckpointError(f"{files} changed since the run in {folder.path} began", "it would be another", elsewhere)
+    own_code.remember(config.experiment)
+    with own_code.opened(folder) as experiment:
+        if _deployed(experiment).to_dict() != config.experiment.to_dict():
+            raise ConfigError(
+                f"{folder.path} holds a run of another experiment",
+                f"its config.toml differs from the app's {EXPERIMENT}",
+                elsewhere,
+            )
+    if not isinstance(facts.get("key"), str) or not isinstance(facts.get("server_start"), int):
+        raise CheckpointError(
+            f"{folder.path / FACTS} is not that of a federation", "it has no key and server_start", elsewhere
+        )
+    facts["server_start"] += 1
+    folder.write_json(FACTS, facts)
+    pool.key, pool.server_start = facts["key"], facts["server_start"]
+    pool.sizes = {k: row[0] for k, row in enumerate(facts["labels"])}
+    return facts
+
+
+def _federation(
+    config: AppConfig, settings: ServerSettings, labels: list[list[int]], pool: NodePool
+) -> RemoteFederation:
+    task, sizes = config.task(), [row[0] for row in labels]
+    test = config.empty_pool(task)
+    if settings.test_data:
+        rows = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
+        index = {name: number for number, name in enumerate(config.inputs.classes)}
+        if not set(rows.classes) <= index.keys():
+            raise DataError(f"{settings.test_data} has classes {rows.classes}", f"they are {config.inputs.classes}")
+        test = config.pool(rows.x_test, np.array([index[rows.classes[y]] for y in rows.y_test]), task)
+    train = tuple(np.broadcast_to(np.int64(0), n) for n in sizes)
+    split, batch = Split(train, (), ()), min(config.experiment.batch, max(sizes))
+    return RemoteFederation(task, config.empty_pool(task), test, split, batch, config.experiment.seed, pool=pool)

@@ -1,0 +1,26 @@
+"""What a logger hooks into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.federation import Federation
+from fedrane.training.result import Result
+
+
+class Callback:
+    """What another logger hooks into; every method may stay as it is."""
+
+    def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
+        """Before the first round of this process; ``history`` is what earlier ones recorded."""
+
+    def round(self, record: Metrics) -> None:
+        """After each round."""
+
+    def message(self, text: str) -> None:
+        """Something the user should know."""
+
+    def end(self, result: Result) -> None:
+        """After the last round, or when the run was asked to stop."""

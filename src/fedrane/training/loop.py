@@ -1,0 +1,285 @@
+"""The rounds of a run: cohort, training, aggregation, evaluation, record, checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import record_function
+
+from fedrane import engines, timing, tree
+from fedrane.algorithm import GLOBAL, Algorithm
+from fedrane.calibration import Calibration, calibrate
+from fedrane.data import plan
+from fedrane.engines import Engine, Trained
+from fedrane.errors import Diverged
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.federation import Federation
+from fedrane.folder import CALIBRATION, SUMMARY, Checkpoint, Folder
+from fedrane.predictor import Inputs
+from fedrane.task import State
+from fedrane.threads import limited
+from fedrane.training.callbacks import Callback
+from fedrane.training.result import Result, last_round, stalled
+from fedrane.training.saved import read_calibration
+from fedrane.training.setup import algorithm_at
+
+PHASES = TRAIN, AGGREGATE, EVALUATE, SAVE = ("train", "aggregate", "evaluate", "save a checkpoint")
+"""The parts of a round, by the names they have in a trace."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A round to come: a regular one of the method, or one of its finale."""
+
+    round: int
+    algorithm: Algorithm
+    engine: Engine
+    finale: bool
+
+
+class TrainingLoop:
+    """The rounds of an experiment on a federation, whatever the engine.
+
+    With a folder, rounds are recorded and checkpoints saved there. ``stop`` is asked after each round.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        inputs: Inputs,
+        folder: Folder | None = None,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[], bool] = lambda: False,
+        calibrates: bool = True,
+    ) -> None:
+        self.experiment, self.federation, self.inputs = experiment, federation, inputs
+        self.folder, self.callbacks, self.stop, self.calibrates = folder, list(callbacks), stop, calibrates
+        self.algorithm, self.task = experiment.algorithm, federation.task
+        self.history: list[Metrics] = []
+        self.owns: dict[int, State] = {}
+        self.server: State
+        self._start = 0
+        """The round of the checkpoint that it goes on from."""
+        self._warm = False
+        """Whether this process has trained a round."""
+
+    def done(self) -> int:
+        """The last round that is recorded."""
+        return last_round(self.history)
+
+    def facts(self) -> dict[str, Any]:
+        """What a model of this run must know when it is loaded, and who holds what."""
+        return {"inputs": self.inputs.to_dict(), "labels": self.federation.labels.tolist()}
+
+    def message(self, text: str) -> None:
+        for callback in self.callbacks:
+            callback.message(text)
+
+    def restore(self, checkpoint: Checkpoint, history: list[Metrics]) -> None:
+        """Go on from a checkpoint and the records up to it."""
+        self.server, self.owns, self.history = checkpoint.server, dict(checkpoint.owns), history
+        self._start = checkpoint.round
+
+    def run(self) -> Result:
+        """All rounds that are left."""
+        e = self.experiment
+        if not self._start:
+            self.server = self.algorithm.init(self.task, self.federation.roster)
+        with limited(e.threads):
+            stages = list(self._stages())
+        with limited(engines.server_threads(e.engine, e.threads)):
+            return self._rounds(stages)
+
+    def _rounds(self, stages: list[Stage]) -> Result:
+        for callback in self.callbacks:
+            callback.begin(self.experiment, self.federation, self.history, len(stages))
+        finished = True
+        stopped_early = False
+        for stage in stages[self._start :]:
+            if not stage.finale and stalled(self.experiment, self.history):
+                if not stopped_early:
+                    after = f"{self.experiment.patience} evaluations"
+                    self.message(f"stopped early: the validation accuracy has not risen for {after}")
+                stopped_early = True
+                continue
+            stop = self._one_round(stage)
+            if stop and stage is not stages[-1]:
+                finished = False
+                break
+        return self._end(finished)
+
+    def _stages(self) -> Iterator[Stage]:
+        e = self.experiment
+        main = self._engine(self.algorithm)
+        for round in range(1, e.rounds + 1):
+            yield Stage(round, self.algorithm, main, finale=False)
+        for extra, algorithm in enumerate(self.algorithm.finale(), 1):
+            yield Stage(e.rounds + extra, algorithm, self._engine(algorithm), finale=True)
+
+    def _engine(self, algorithm: Algorithm) -> Engine:
+        return engines.make(self.experiment.engine, algorithm, self.federation)
+
+    def _one_round(self, stage: Stage) -> bool:
+        """Returns whether to stop after it; if so, it is saved."""
+        e, number = self.experiment, stage.round
+        began = time.perf_counter()
+        cohort = self._cohort(stage)
+        lost = [] if stage.finale else plan.lost(e.seed, number, cohort, e.dropout)
+        answered = [k for k in cohort if k not in lost]
+        record: Metrics = {"round": number, "cohort": answered, "lost": lost}
+        rows = 0
+        if answered:
+            if not self._warm:
+                record[timing.WARMUP] = self._warm = True
+            rate = self.rate_of(number)
+            epochs = stage.algorithm.local_epochs(e.epochs)
+            with record_function(TRAIN):
+                trained = stage.engine.train_round(self.server, self.owns, answered, number, rate, epochs)
+            record["cohort"] = trained.cohort.index.tolist()
+            record["lost"] = [k for k in cohort if k not in record["cohort"]]
+            with record_function(AGGREGATE):
+                record |= self._aggregate(stage, trained)
+            rows = trained.rows
+        seconds = time.perf_counter() - began
+        if self._due(stage):
+            with record_function(EVALUATE):
+                record |= stage.engine.evaluate(self.server, self.owns, stage.round)
+        record["seconds"] = seconds
+        record["eval_seconds"] = time.perf_counter() - began - seconds
+        record["samples_per_second"] = rows / seconds
+        return self._record(stage, record)
+
+    def rate_of(self, round: int) -> float:
+        """The learning rate of a round. A finale has that of the last round that was run: ``patience`` may have ended
+        the rounds long before the schedule's last."""
+        e = self.experiment
+        if round > e.rounds:
+            round = max((int(r["round"]) for r in self.history if r["round"] <= e.rounds), default=e.rounds)
+        return e.lr * e.schedule.at(round, e.rounds)
+
+    def _cohort(self, stage: Stage) -> list[int]:
+        e = self.experiment
+        if stage.finale:
+            return list(range(self.federation.population))
+        return plan.cohort(e.seed, stage.round, self.federation.population, e.participation)
+
+    def _aggregate(self, stage: Stage, trained: Trained) -> Metrics:
+        """The server's step; only now does what the clients kept become theirs."""
+        before = self.server.model.params
+        clients = trained.cohort.index.tolist()
+        whole = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
+        server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+        if not tree.finite(server) or not any(whole.values()):
+            raise self._diverged(stage.round, [k for k in clients if not whole[k]])
+        for text in (*trained.say, *metrics.pop("say", ())):
+            self.message(f"round {stage.round}: {text}")
+        self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
+        for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):
+            self.owns[k] = tree.map(tree.as_saved, own)
+        record: Metrics = {
+            "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
+            "train/rows": trained.rows,
+            "bytes_down": trained.bytes_down,
+            "bytes_up": trained.bytes_up,
+        }
+        record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
+        if trained.refused:
+            record["refused"] = dict(trained.refused)
+        ups = tree.pick(trained.ups.model.params, before.__contains__)
+        step = {name: server.model.params[name] - before[name] for name in ups}
+        # A method without a global model may still move what it shares; one that only collects uploads has no step.
+        if step and (
+            GLOBAL in stage.algorithm.answers_on(self.task) or any(bool(part.any()) for part in step.values())
+        ):
+            record["cosine"] = tree.cosines(step, before, ups)
+        return record
+
+    def _diverged(self, number: int, bad: list[int]) -> Diverged:
+        return Diverged(
+            f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
+            "nothing after this would mean anything; what was saved is from before it",
+            f"Use a smaller rate (lr is {self.experiment.lr}) or clip=10",
+        )
+
+    def _due(self, stage: Stage) -> bool:
+        return stage.finale or stage.round % self.experiment.eval_every == 0 or stage.round == self.experiment.rounds
+
+    def _record(self, stage: Stage, record: Metrics) -> bool:
+        stop = self.stop()
+        record = {key: _plain(value) for key, value in record.items()}
+        self.history.append(record)
+        if self.folder:
+            self.folder.append_metrics(record)
+            last = stage.finale or stage.round == self.experiment.rounds
+            if (
+                last
+                or stage.round % self.experiment.checkpoint_every == 0
+                or stop
+                or stalled(self.experiment, self.history)
+            ):
+                with record_function(SAVE):
+                    self.folder.save(Checkpoint(stage.round, self.server, self.owns), self.experiment.rounds)
+        for callback in self.callbacks:
+            callback.round(record)
+        return stop
+
+    def _end(self, finished: bool) -> Result:
+        done = self.done()
+        result = Result(
+            self.experiment,
+            algorithm_at(self.experiment, done),
+            self.task,
+            self.inputs,
+            self.server,
+            self.owns,
+            self.federation.labels,
+            done,
+            {},
+            self.federation,
+            self.history,
+            finished,
+            self.folder.path if self.folder else None,
+        )
+        if finished:
+            if self.folder:
+                self.folder.write_json(SUMMARY, result.summary)
+            result = replace(result, calibration=self._calibrated(result))
+        for callback in self.callbacks:
+            callback.end(result)
+        return result
+
+    def _calibrated(self, result: Result) -> dict[str, Calibration]:
+        """Once: a finished run that is resumed keeps what it has."""
+        if self.folder and (known := read_calibration(self.folder, result.round)):
+            return known
+        if not self.calibrates:
+            return {}
+        found = calibrate(result, self.federation, self._engine(result.algorithm))
+        if self.folder:
+            models = {kind: calibration._asdict() for kind, calibration in found.items()}
+            self.folder.write_json(CALIBRATION, {"round": result.round, "models": models})
+        return found
+
+
+def _weights(trained: Trained) -> list[float]:
+    sizes: list[float] = trained.cohort.size.double().tolist()
+    return sizes if sum(sizes) else [1.0] * len(sizes)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it; what is not finite becomes empty."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,75 @@
+"""What a run gives: its history, the summary of it, and the trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrane import timing
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.evaluation import Metrics
+from fedrane.experiment import Experiment
+from fedrane.federation import Federation
+from fedrane.predictor import Models
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(Models):
+    """A run in hand: what was measured, and the trained models."""
+
+    federation: Federation
+    history: list[Metrics]
+    finished: bool
+    folder: Path | None = None
+
+    @property
+    def summary(self) -> Metrics:
+        return summarise(self.experiment, self.history)
+
+
+def last_round(history: Sequence[Metrics]) -> int:
+    """The last round that is recorded; 0 before the first."""
+    return int(history[-1]["round"]) if history else 0
+
+
+def stalled(experiment: Experiment, history: Sequence[Metrics]) -> bool:
+    """No rise of the validation accuracy in the last ``patience`` evaluations.
+
+    Those by ``eval_every``: that of a last round would not have been made had more rounds been planned.
+    """
+    patience, every = experiment.patience, experiment.eval_every
+    due = (r for r in history if r["round"] % every == 0)
+    seen = [r["validation/accuracy"] for r in due if r.get("validation/accuracy") is not None]
+    return patience > 0 and len(seen) > patience and max(seen[-patience:]) <= max(seen[:-patience])
+
+
+def evaluated(history: Sequence[Metrics], whose: str) -> list[Metrics]:
+    """The rounds in which that measure was taken."""
+    return [r for r in history if r.get(f"{whose}/accuracy") is not None]
+
+
+def best_of(measured: Sequence[Metrics], whose: str) -> Metrics:
+    """The round of the highest accuracy, the first of equals."""
+    return max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+
+
+def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
+    """The last evaluation and the best one of each measure, by name and round."""
+    summary: Metrics = {
+        "method": experiment.method_name,
+        "seed": experiment.seed,
+        "rounds": history[-1]["round"] if history else 0,
+        "seconds": sum(r["seconds"] + r["eval_seconds"] for r in history),
+        "warmup_seconds": timing.warmup(history, experiment.rounds),
+        "samples_per_second": timing.speed(history, experiment.rounds),
+        "bytes_up": sum(r.get("bytes_up", 0) for r in history),
+        "bytes_down": sum(r.get("bytes_down", 0) for r in history),
+    }
+    for whose in (GLOBAL, PERSONAL):
+        measured = evaluated(history, whose)
+        if measured:
+            for name, record in (("last", measured[-1]), ("best", best_of(measured, whose))):
+                picked = {k: v for k, v in record.items() if k.startswith(whose + "/") and not isinstance(v, list)}
+                summary[f"{whose}/{name}"] = {"round": record["round"], **picked}
+    return summary

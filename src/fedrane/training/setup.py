@@ -1,0 +1,176 @@
+"""What a run needs before its first round: dataset, partition, network, task, federation and engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrane import data, effects, engines, loading, models, settings
+from fedrane.algorithm import Algorithm
+from fedrane.data import partition as partitions
+from fedrane.data.dataset import Dataset
+from fedrane.data.own import MapStyle, from_torch
+from fedrane.engines.processes import impossible
+from fedrane.errors import ConfigError
+from fedrane.experiment import PYTHON, Experiment
+from fedrane.federation import Federation
+from fedrane.sgd import SGD
+from fedrane.task import Task
+from fedrane.threads import cores
+
+Source = Dataset | MapStyle | None
+Network = nn.Module | models.Factory | None
+
+
+def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
+    """The method, or in a round after the last, the part of its finale."""
+    stages = (experiment.algorithm, *experiment.algorithm.finale())
+    return stages[max(0, round - experiment.rounds)]
+
+
+def at_rest(experiment: Experiment) -> Experiment:
+    """The experiment as its models are used afterwards: on the CPU, with all the digits they have."""
+    precision = "float64" if experiment.precision == "float64" else "float32"
+    return experiment.replace(device="cpu", precision=precision)
+
+
+def as_dataset(experiment: Experiment, given: Source) -> Dataset:
+    if given is None:
+        if experiment.dataset == PYTHON:
+            raise ConfigError(
+                "this run's dataset was handed over from Python", "it is not in the folder", "Pass dataset=… again"
+            )
+        root = Path(experiment.data_root) if experiment.data_root else None
+        return data.load(experiment.dataset, root, experiment.image_size)
+    return given if isinstance(given, Dataset) else from_torch(given)
+
+
+def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool) -> Experiment:
+    """The experiment with every ``auto`` replaced by what it came to."""
+    device = pick_device(experiment.device)
+    changes: dict[str, Any] = {
+        "dataset": PYTHON if own_data else _absolute(experiment.dataset, rows),
+        "model": PYTHON if own_model else automatic_model(experiment.model, rows.shape),
+        "device": str(device),
+        "precision": automatic_precision(experiment.precision, device),
+        "partition": experiment.partition.resolved(rows.client is not None),
+    }
+    return experiment.replace(**changes).set_by(experiment.origin)
+
+
+def settled(
+    experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool
+) -> tuple[Experiment, list[settings.Notice]]:
+    """The experiment resolved, and without what can have no effect on these rows, this network and this device."""
+    made, unused = effects.settle(resolve(experiment, rows, own_data, own_model))
+    return resolve(made, rows, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
+
+
+def _absolute(name: str, rows: Dataset) -> str:
+    """A path in a run folder must hold wherever the run is resumed from."""
+    return name if rows.name == name else str(Path(name).resolve())
+
+
+def automatic_model(model: str, shape: tuple[int, ...]) -> str:
+    """The paper's choice: ConvNet for grey images, ResNet-18 for colour; an MLP for tables."""
+    if model != "auto":
+        return loading.absolute(model)
+    return "mlp" if len(shape) == 1 else "convnet" if shape[0] == 1 else "resnet18"
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={name} cannot be used: {reason}", remedy="Use device=auto or device=cpu") from error
+    return device
+
+
+def automatic_precision(name: str, device: torch.device) -> str:
+    """bf16 with float32 parameters on a GPU that has it (docs/performance.md)."""
+    if name != "auto":
+        return name
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
+def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
+    """How many clients there are is the experiment's to say, unless the data or a saved partition know.
+
+    A number that was asked for must then be theirs.
+    """
+    how = experiment.partition
+    asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
+    clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
+    return partitions.partition(rows.y, len(rows.classes), clients, how, experiment.seed, rows.client)
+
+
+def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
+    body, head = _network(experiment, shape, classes, given)
+    short = experiment.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = short
+    task = Task.build(
+        body,
+        head,
+        shape,
+        classes,
+        sgd=SGD(experiment.momentum, experiment.weight_decay, experiment.clip),
+        norm=experiment.norm,
+        seed=experiment.seed,
+        fresh=not isinstance(given, nn.Module),
+        dtype=torch.float64 if experiment.precision == "float64" else torch.float32,
+        compute=torch.bfloat16 if experiment.precision == "bf16" else None,
+        device=torch.device(experiment.device),
+    )
+    return experiment.algorithm.prepare(task)
+
+
+def _network(
+    experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network
+) -> tuple[nn.Module, nn.Module]:
+    if given is None and experiment.model == PYTHON:
+        raise ConfigError("this run's network was handed over from Python", remedy="Pass model=… again")
+    if given is None and not loading.is_reference(experiment.model):
+        return models.build(experiment.model, shape, classes)
+    if given is None:
+        given = loading.load(experiment.model, "model")
+    if isinstance(given, nn.Module):
+        return models.split_head(given, experiment.model_head, shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        return models.split_head(given(shape, classes), experiment.model_head, shape)
+
+
+def make_federation(
+    experiment: Experiment, rows: Dataset, partition: partitions.Partition, given: Network
+) -> Federation:
+    task = make_task(experiment, rows.shape, len(rows.classes), given)
+    split = partitions.split(partition, experiment.seed, experiment.partition.test, experiment.validation)
+    return Federation.of(task, rows, split, experiment.batch, experiment.seed, experiment.augment)
+
+
+def choose_engine(
+    experiment: Experiment, federation: Federation, most: int, resumed: bool = False
+) -> tuple[Experiment, list[str]]:
+    """The experiment with its engine and threads, where they were left open, and what the user should know of it.
+
+    A run that is resumed keeps its own, as far as this machine has them.
+    """
+    engine, threads, notes = experiment.engine, experiment.threads, []
+    if resumed and engine == "processes" and (why := impossible()):
+        engine = "threaded"
+        found = f"engine=processes cannot be used here: {why}"
+        notes.append(f"{found}. Going on with engine=threaded, to the same bits")
+    engine, threads = engines.choose(engine, threads, experiment.algorithm, federation, most)
+    if resumed and engine in engines.WORKERS:
+        threads = min(threads, most)  # they decide how fast it goes, and nothing else
+    elif resumed and threads > cores():
+        here = f"this machine has {cores()}"
+        notes.append(f"begun on {threads} threads, and {here}: last digits may differ, and it may be slow")
+    return experiment.replace(engine=engine, threads=threads), notes

@@ -1,0 +1,93 @@
+"""A client's states: whatever is lost or repeated, the one that the server has aggregated is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from asserts import same_bytes
+from fedrane import Model, State
+from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState
+from fedrane.flower.codec import MessageError
+
+KEY = "ab" * 8
+
+
+def saved(value: float) -> SavedState:
+    own = State(Model({"b": torch.full((2, 2), value), "a": torch.full((3,), value)}, {}), {"control": {}, "n": {}})
+    return SavedState(own, {"head.weight": torch.full((2,), -value)})
+
+
+def store(folder: Path, state: RecordDict | None = None) -> ClientStateStore:
+    return ClientStateStore(folder, RecordDict() if state is None else state, KEY)
+
+
+def test_a_copy_comes_back_to_the_last_bit_from_either_place(tmp_path: Path) -> None:
+    context = RecordDict()
+    store(tmp_path, context).put(3, saved(1.5))
+    for place in (store(tmp_path), store(tmp_path / "elsewhere", context)):
+        found = place.committed(3, 3)
+        assert found is not None
+        same_bytes(found.own, saved(1.5).own)
+        same_bytes(found.constant, saved(1.5).constant)
+        assert list(found.own.model.params) == ["b", "a"]
+
+
+def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put(1, saved(1))
+    here.committed(1, 1)
+    here.put(2, saved(2))  # pending: the server never confirms that it has aggregated it
+    found = here.committed(1, 1)
+    assert found is not None
+    same_bytes(found.own, saved(1).own)
+    with pytest.raises(MessageError, match="round 2 is lost"):
+        here.committed(2, 2)
+
+
+def test_a_server_that_goes_back_finds_the_older_state(tmp_path: Path) -> None:
+    """With room for three rounds back, each of them is there; what lies further back is cleared away."""
+    here = store(tmp_path)
+    for round in range(1, 9):
+        here.committed(round - 1 if round > 1 else NEVER, round - 1 - 3)
+        here.put(round, saved(round))
+    for back in (8, 7, 6, 5):
+        found = here.committed(back, 5)
+        assert found is not None
+        same_bytes(found.own, saved(back).own)
+    assert [path.name for path in (tmp_path / KEY).glob("round-*")] == ["round-000005.safetensors"]
+
+
+def test_a_client_that_was_never_aggregated_starts_fresh(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put(4, saved(4))
+    assert here.committed(NEVER, 0) is None
+    assert not list((tmp_path / KEY).glob("round-*"))
+
+
+def test_a_damaged_copy_is_said_to_be_lost(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put(2, saved(2))
+    path = next((tmp_path / KEY).glob("round-*"))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(MessageError, match="cannot be read"):
+        store(tmp_path).committed(2, 2)
+    assert here.committed(2, 2) is not None  # Flower's context still has it
+
+
+def test_what_the_server_sent_before_a_restart_is_refused(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.require_current(1)
+    here.require_current(3)
+    here.require_current(3)
+    with pytest.raises(MessageError, match="server start 2"):
+        store(tmp_path).require_current(2)
+
+
+@pytest.mark.parametrize("key", ["../../etc", "", "ABC", "a" * 65, "ab/cd1234"])
+def test_a_key_cannot_lead_out_of_the_folder(tmp_path: Path, key: str) -> None:
+    with pytest.raises(MessageError):
+        ClientStateStore(tmp_path, RecordDict(), key)
