@@ -196,7 +196,7 @@ def test_the_gram_matrix_is_that_of_the_deviations(monkeypatch: pytest.MonkeyPat
     rows = {name: base[name] + 1e-4 * draw(6, *base[name].shape, seed=1).float() for name in ("a", "b")}
     flat = torch.cat([(rows[n].double() - base[n].double()).flatten(1) for n in rows], 1)
     close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
-    monkeypatch.setattr("fedrane.tree.BLOCK", 13)
+    monkeypatch.setattr("fedrane.tree.BLOCK_SIZE", 13)
     close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
 
 

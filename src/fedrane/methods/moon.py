@@ -29,7 +29,7 @@ from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops.contrast import projection
 from fedrane.ops.sphere import unit
-from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, mean_over_live
+from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, masked_mean
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class MOON(Algorithm):
         sent = self._fixed(task, self.start(task, ctx), batch)
         previous = self._fixed(task, Model(**ctx.own.extra["previous"]), batch)
         away = ((unit(z) * previous).sum(-1) - (unit(z) * sent).sum(-1)) / self.temperature
-        contrast = mean_over_live(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
+        contrast = masked_mean(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
         return loss + self.strength * contrast, Outcome(net.stats, {"loss": loss, "contrast": contrast})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.errors import ConfigError
-from fedrane.task import Batch, Task, mean_over_live
+from fedrane.task import Batch, Task, masked_mean
 
 
 def unit(features: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def with_head(task: Task, head: str) -> Task:
 def squared_error(scores: Tensor, batch: Batch) -> Tensor:
     """½‖scores − e_y‖², the mean over live rows."""
     target = batch.targets(scores.shape[-1]).to(scores.dtype)
-    return mean_over_live(0.5 * (scores - target).square().sum(-1), batch.live)
+    return masked_mean(0.5 * (scores - target).square().sum(-1), batch.live)
 
 
 class Moments(NamedTuple):
