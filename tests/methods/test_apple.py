@@ -165,7 +165,7 @@ def test_a_client_that_mixes_its_own_core_alone_trains_locally() -> None:
 
 def test_a_relation_that_cannot_move_is_said() -> None:
     """All clients then start every round from one mix."""
-    with pytest.warns(UserWarning, match="all mix alike"):
+    with pytest.warns(UserWarning, match="all mix equally"):
         method = APPLE(coefficient_rate=0.0)
     fed = four_clients()
     server, owns, _ = after(method, fed, 5)

@@ -163,7 +163,7 @@ def test_one_models_worth_comes_down() -> None:
         assert record["bytes_down"] == record["bytes_up"] + 4 * clients
 
 
-class Told(Callback):
+class Messages(Callback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -173,16 +173,16 @@ class Told(Callback):
 
 @pytest.mark.parametrize(("strength", "momentum", "expected"), [(2.1, 0.0, True), (2.1, 0.5, False), (1.9, 0.0, False)])
 def test_a_pull_too_stiff_for_the_rate_is_said(strength: float, momentum: float, expected: bool) -> None:
-    """lr · 2λ / floor against 2 (1 + momentum); once, and not a round later."""
-    told = Told()
+    """lr · 2λ / floor is compared with 2 (1 + momentum), only in the first round."""
+    messages = Messages()
     e = quick(method=FedMTL(strength, floor=0.2), rounds=2, lr=0.1, momentum=momentum, clip=1.0)
-    fedrane.run(e, callbacks=[told])
-    assert len([text for text in told.texts if "swing" in text]) == int(expected)
+    fedrane.run(e, callbacks=[messages])
+    assert len([text for text in messages.texts if "unstable" in text]) == int(expected)
 
 
 def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On flat losses the pull alone decides: below the bound steps come to rest, well above it they swing up."""
-    for strength, rests in ((1.9, True), (2.6, False)):
+    """On flat losses only the pull matters: below the bound training converges, well above it it diverges."""
+    for strength, converges in ((1.9, True), (2.6, False)):
         problem = Quadratics(monkeypatch, clients=6)
         problem.curvatures[:] = 0
         method, fed = FedMTL(strength, floor=0.2), problem.federation
@@ -190,7 +190,7 @@ def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
         nudged = tree.map(lambda leaf: leaf + 0.01, method.join(fed.task, server, fed.client(0, 1, 0.1, 1)))
         sent = Sequential(method, fed).train(server, {0: nudged}, [0], 1, 0.1, 60)
         moved = tree.sub(sent.owns[0].model, nudged.model)
-        assert (float(tree.norm(moved)) < 1) == rests
+        assert (float(tree.norm(moved)) < 1) == converges
 
 
 def test_a_model_that_is_not_finite_ends_the_run_by_its_name() -> None:

@@ -61,7 +61,7 @@ def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -
         work = method.step(task, ctx, work, imbalanced(seed))
     batch = imbalanced(1000)
     net = task.training(work.model, batch)
-    z = method._place(net.body(batch.x))
+    z = method._normalise(net.body(batch.x))
     augmented, found = method._augment(net, z, batch.live)
     few = batch.y == 2
 
@@ -285,7 +285,7 @@ def test_a_projection_serves_the_contrast_alone() -> None:
         facts[width] = method.objective(task, ctx, model, imbalanced(6))[1].metrics
     assert torch.equal(facts[0]["loss"], facts[8]["loss"])
     net = task.training(model, imbalanced(6))
-    z = method._place(net.body(imbalanced(6).x))
+    z = method._normalise(net.body(imbalanced(6).x))
     augmented, _ = method._augment(net, z, imbalanced(6).live)
     first, _, last = task.parts["project"]
 

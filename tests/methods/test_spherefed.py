@@ -178,7 +178,7 @@ def test_policies_under_which_features_are_not_one_function() -> None:
     e = conformance.experiment(SphereFed(), norm="local")
     local = fedrane.run(e, dataset=conformance.blobs(), model=network(), callbacks=[listener])
     assert local.server.extra == {}
-    assert listener.heard == ["round 4: nothing is calibrated: with norm=local there is no global model"]
+    assert listener.heard == ["round 4: no calibration: with norm=local there is no global model"]
 
 
 def test_a_run_stopped_before_its_finale_goes_on_with_it(tmp_path: Path) -> None:
