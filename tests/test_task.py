@@ -120,21 +120,21 @@ def test_a_branch_of_a_network_that_keeps_its_weights_starts_from_the_seed() -> 
         assert not torch.equal(first[name], other[name])
 
 
-def test_a_head_may_lie_deep() -> None:
+def test_a_head_may_be_nested() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 2)))
     task = task_of(network, "1.1", (4,), 2)
     assert task.width == 7
     assert set(task.init().params) == {"body.1.0.weight", "body.1.0.bias", "head.weight", "head.bias"}
 
 
-def test_a_wrong_head_is_said() -> None:
+def test_a_wrong_head_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no submodule 'fc'.*Known: 0, 1, 2"):
         split_head(dense((6,), 3), "fc", (6,))
     with pytest.raises(ConfigError, match="last operation"):
         split_head(dense((6,), 3), "0", (6,))
 
 
-def test_a_network_for_other_rows_is_said() -> None:
+def test_a_network_for_other_inputs_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot take rows of shape \(9,\)"):
         split_head(dense((6,), 3), "2", (9,))
 

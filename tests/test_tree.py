@@ -103,7 +103,7 @@ def test_columns_are_the_leaves_of_all_trees_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (4, 1, 5, 6), (4, 3, 5, 6)])
-def test_as_saved_lies_as_a_new_tensor_would(shape: tuple[int, ...]) -> None:
+def test_as_saved_has_the_layout_of_a_new_tensor(shape: tuple[int, ...]) -> None:
     plain = torch.arange(math.prod(shape)).reshape(shape)
     assert tree.as_saved(plain) is plain
     if len(shape) == 4:
