@@ -1,4 +1,4 @@
-"""A network as pure functions: how it starts, how it is taken apart, and what a branch leaves alone."""
+"""A network as pure functions: its initialisation, its parts, and what an added branch leaves unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asserts import same_bytes
 from fedrane import models
 from fedrane.errors import ConfigError
 from fedrane.models import MODELS, split_head
-from fedrane.task import Batch, Task, cross_entropy, mean_over_live
+from fedrane.task import Batch, Task, cross_entropy, masked_mean
 from problems import dense, task_of
 
 
@@ -89,7 +89,7 @@ def test_the_seed_decides_the_start_and_torchs_generator_does_not() -> None:
 
 
 def test_every_layer_has_a_stream_of_its_own() -> None:
-    """Layers of one shape do not start from one draw."""
+    """Layers of the same shape start from different draws."""
     start = task_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), "2", (4,), 4).init().params
     weights = [start[name] for name in ("body.0.weight", "body.1.weight", "head.weight")]
     assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
@@ -108,7 +108,7 @@ def test_a_given_network_keeps_its_weights() -> None:
 
 
 def test_a_branch_of_a_network_that_keeps_its_weights_starts_from_the_seed() -> None:
-    """It has none of its own to keep; what torch's global generator says must not matter."""
+    """The branch has no weights to keep, and torch's global generator must not matter."""
     first, again, other = (
         task_of(dense((6,), 3), "2", (6,), 3, fresh=False, seed=seed).add("extra", nn.Linear(5, 4)).init().params
         for seed in (0, 0, 1)
@@ -120,21 +120,21 @@ def test_a_branch_of_a_network_that_keeps_its_weights_starts_from_the_seed() -> 
         assert not torch.equal(first[name], other[name])
 
 
-def test_a_head_may_lie_deep() -> None:
+def test_a_head_may_be_nested() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 2)))
     task = task_of(network, "1.1", (4,), 2)
     assert task.width == 7
     assert set(task.init().params) == {"body.1.0.weight", "body.1.0.bias", "head.weight", "head.bias"}
 
 
-def test_a_wrong_head_is_said() -> None:
+def test_a_wrong_head_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no submodule 'fc'.*Known: 0, 1, 2"):
         split_head(dense((6,), 3), "fc", (6,))
     with pytest.raises(ConfigError, match="last operation"):
         split_head(dense((6,), 3), "0", (6,))
 
 
-def test_a_network_for_other_rows_is_said() -> None:
+def test_a_network_for_other_inputs_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot take rows of shape \(9,\)"):
         split_head(dense((6,), 3), "2", (9,))
 
@@ -155,4 +155,4 @@ def test_losses_are_over_live_rows() -> None:
     batch = Batch(torch.zeros(6), y, live, torch.tensor(0))
     expected = nn.functional.cross_entropy(scores[live], y[live])
     torch.testing.assert_close(cross_entropy(scores, batch), expected)
-    assert mean_over_live(torch.randn(6), torch.zeros(6, dtype=torch.bool)) == 0
+    assert masked_mean(torch.randn(6), torch.zeros(6, dtype=torch.bool)) == 0

@@ -59,15 +59,15 @@ def test_cosines_are_those_of_float64_for_numbers_of_any_size(size: float) -> No
     step, rows = torch.randn(40_000, generator=numbers), torch.randn(3, 40_000, generator=numbers)
     rows += torch.tensor([[1.0], [0.1], [0.0]]) * step
     expected = torch.nn.functional.cosine_similarity(rows.double(), step.double()).tolist()
-    found = tree.cosines({"w": size * step}, {"w": torch.zeros(40_000)}, {"w": size * rows})
-    assert found == pytest.approx(expected, abs=1e-6)
+    cosines = tree.cosines({"w": size * step}, {"w": torch.zeros(40_000)}, {"w": size * rows})
+    assert cosines == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_number_that_is_not_finite_breaks_its_row() -> None:
     rows = {"w": torch.zeros(4, 2, 3), "c": torch.zeros(4)}
     rows["w"][1, 0, 2], rows["c"][3] = float("nan"), float("inf")
     assert tree.finite_rows(rows) == [True, False, True, False]
-    assert tree.finite_rows({"w": torch.full((2, 3), 3e38)}) == [True, True]  # though their sum is not
+    assert tree.finite_rows({"w": torch.full((2, 3), 3e38)}) == [True, True]  # although their sum overflows
 
 
 def test_move_leaves_what_no_row_names() -> None:
@@ -83,8 +83,8 @@ def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     base = {"a": torch.randn(3, 5, generator=draws), "b": torch.randn(4, generator=draws)}
     rows = {name: torch.randn(6, *p.shape, generator=draws) for name, p in base.items()}
     weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.25, 0.125])
-    for block in (tree.CACHED, 33, 13, 1):
-        monkeypatch.setattr(tree, "CACHED", block)
+    for block in (tree.CPU_BLOCK_SIZE, 33, 13, 1):
+        monkeypatch.setattr(tree, "CPU_BLOCK_SIZE", block)
         moved = tree.move(base, rows, weights)
         for name, p in base.items():
             torch.testing.assert_close(moved[name], p + torch.tensordot(weights, rows[name] - p, 1))
@@ -92,18 +92,18 @@ def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_columns_are_the_leaves_of_all_trees_side_by_side() -> None:
     trees = [Model({"w": torch.full((2,), float(k)), "b": torch.tensor(k)}, {}) for k in range(3)]
-    turned = trees[2]._replace(params=dict(reversed(trees[2].params.items())))  # the order of names is no matter
-    found = tree.columns([trees[0], trees[1], turned])
-    assert list(found) == ["params/w", "params/b"]
-    assert all(a is b for a, b in zip(found["params/b"], (t.params["b"] for t in trees), strict=True))
-    assert [float(w[0]) for w in found["params/w"]] == [0, 1, 2]
+    reordered = trees[2]._replace(params=dict(reversed(trees[2].params.items())))  # the order of names does not matter
+    columns = tree.columns([trees[0], trees[1], reordered])
+    assert list(columns) == ["params/w", "params/b"]
+    assert all(a is b for a, b in zip(columns["params/b"], (t.params["b"] for t in trees), strict=True))
+    assert [float(w[0]) for w in columns["params/w"]] == [0, 1, 2]
     for other in (Model({"w": torch.zeros(2)}, {}), {"params": {}}, Model({"w": {}, "b": torch.tensor(0)}, {})):
-        with pytest.raises(ValueError, match="differ in shape"):
+        with pytest.raises(ValueError, match="differ in structure"):
             tree.columns([trees[0], other])
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (4, 1, 5, 6), (4, 3, 5, 6)])
-def test_as_saved_lies_as_a_new_tensor_would(shape: tuple[int, ...]) -> None:
+def test_as_saved_has_the_layout_of_a_new_tensor(shape: tuple[int, ...]) -> None:
     plain = torch.arange(math.prod(shape)).reshape(shape)
     assert tree.as_saved(plain) is plain
     if len(shape) == 4:

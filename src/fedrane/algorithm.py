@@ -1,11 +1,11 @@
 """The protocol: what the server keeps, what a client keeps, what travels, and what one local step does.
 
-The defaults ARE FedAvg (McMahan et al. 2017). A method overrides the hooks in which its paper differs and nothing else;
-engines decide where and when the hooks run.
+The defaults are FedAvg (McMahan et al. 2017). A method overrides only the hooks in which its paper differs. Engines
+decide where and when the hooks run.
 
-Hooks are pure: they return new trees and write nothing. Client hooks (``start`` to ``finish``, ``predict``) hold no
-host synchronisation and no branch on data, so that they can be captured and stacked; ``init`` and ``aggregate`` run
-on the server and may do both.
+Hooks are pure: they return new trees and never write to their arguments. Client hooks (``start`` to ``finish``,
+``predict``) do not synchronise with the host and do not branch on data, so they can be captured and stacked. ``init``
+and ``aggregate`` run on the server and may do both.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Needs = Mapping[str, tuple[str, ...]]
 
 
 class Outcome(NamedTuple):
-    """What an objective gives beside its loss."""
+    """What an objective returns besides its loss."""
 
     stats: Tensors
     metrics: Tensors
-    """Scalars by the names in ``records``."""
+    """Scalars, one for each name in ``records``."""
 
 
 class Work(NamedTuple):
@@ -41,14 +41,14 @@ class Work(NamedTuple):
     model: Model
     velocity: Tensors
     rows: Tensor
-    """Live rows seen so far."""
+    """Number of examples seen so far, without padding."""
     sums: Tensors
-    """Of each recorded metric, weighted by live rows."""
+    """Sum of each recorded metric over these examples."""
     extra: dict[str, Any]
 
 
 class Done(NamedTuple):
-    """What a client's round ends in. ``own`` is committed only when the server has merged ``up``."""
+    """The result of a client's round. ``own`` is committed only after the server has aggregated ``up``."""
 
     up: State
     own: State
@@ -57,56 +57,57 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """FedAvg. Fields of a subclass are its hyper-parameters."""
+    """FedAvg. The fields of a subclass are its hyper-parameters."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL,)
-    """Which models the method gives: a global one, personal ones, or both."""
+    """Which models the method has: a global one, personal ones, or both."""
     grid: ClassVar[Grid] = {}
-    """The values of its fields among which ``fedrane tune`` looks for the best."""
+    """The values of its fields that ``fedrane tune`` searches."""
     trains_model: ClassVar[bool] = True
-    """Whether its steps train, and so see augmented inputs; a stage that only measures has it false."""
+    """Whether its steps train, and so see augmented inputs. False for a stage that only measures."""
     needs: ClassVar[Needs] = {}
-    """Fields without effect unless another has a certain value: ``{"calibrate=True": ("ridge",)}``, or ``"a=x|y"``."""
+    """Fields that only have an effect if another has a certain value: ``{"calibrate=True": ("ridge",)}`` or
+    ``{"a=x|y": …}``."""
 
     @property
     def records(self) -> tuple[str, ...]:
-        """The metrics its objective reports."""
+        """The names of the metrics its objective returns."""
         return ("loss",)
 
     # ---- what is kept where
 
     def prepare(self, task: Task) -> Task:
-        """The network as the method needs it: another head, one more branch."""
+        """The network the method trains: with another head, or one more branch."""
         return task
 
     def shares(self, name: str) -> bool:
-        """Travels to the server, or stays with its client."""
+        """Whether a parameter is sent to the server; otherwise it stays with the client."""
         return True
 
     def trains(self, name: str) -> bool:
-        """Moves, or is frozen."""
+        """Whether a parameter is trained; otherwise it is frozen."""
         return True
 
     def changes(self, name: str) -> bool:
-        """Whether the server's copy changes from round to round; what does not goes down to a client only once."""
+        """Whether the server's copy changes from round to round. Constants are sent to a client only once."""
         return self.trains(name)
 
     def init(self, task: Task, roster: Roster) -> State:
-        """What the server holds before the first round."""
+        """The server's state before the first round."""
         return State(task.init(), {})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        """What a client holds before its first round: what it will keep, as the server has it."""
+        """A client's state before its first round: the server's copy of what the client will keep."""
         return State(self._keep(task, server.model), {})
 
     # ---- one round
 
     def send(self, task: Task, server: State, client: Client) -> State:
-        """What goes down to a client."""
+        """What the server sends to a client."""
         return State(self._part(task, server.model, shared=True), {})
 
     def start(self, task: Task, ctx: Context) -> Model:
-        """The model local training starts from: what came down, with the client's own parts in place."""
+        """The model that local training starts from: the one that was sent, with the client's private parts."""
         return _overlay(ctx.down.model, self._part(task, ctx.own.model, shared=False))
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
@@ -116,13 +117,14 @@ class Algorithm:
         return loss, Outcome(net.stats, {"loss": loss})
 
     def begin(self, task: Task, ctx: Context) -> Work:
+        """The state before the first local step: the start, zero momentum, zero sums."""
         model = self.start(task, ctx)
         zero = torch.zeros((), dtype=task.dtype, device=task.device)
         velocity = task.sgd.init(tree.pick(model.params, self.trains))
         return Work(model, velocity, zero, dict.fromkeys(self.records, zero), {})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
-        """One step of gradient descent on the objective."""
+        """One SGD step on the objective."""
         params, stats = work.model
 
         def loss(trained: Tensors) -> tuple[Tensor, Outcome]:
@@ -137,53 +139,54 @@ class Algorithm:
         return work._replace(model=model, velocity=velocity, rows=work.rows + rows, sums=sums)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        """What goes up, what stays, and what is recorded."""
+        """What is uploaded, what the client keeps, and the round's metrics."""
         stats = self._part(task, work.model, shared=True).stats
         up = Model(self.exchanged(task, work.model.params), stats)
         metrics = tree.scale(work.sums, 1 / work.rows.clamp(min=1))
         return Done(State(up, {}), State(self._keep(task, work.model), {}), metrics)
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        """The server's next state from the uploads (stacked, in the order of client numbers), and what to record."""
+        """The server's next state, and what to record. Uploads are stacked, in the order of client numbers."""
         ratio = sample_ratio(cohort)
         params = tree.move(server.model.params, ups.model.params, ratio)
         stats = tree.move(server.model.stats, ups.model.stats, ratio)
         return server._replace(model=Model(params, stats)), {}
 
-    # ---- after the last round, and the answers
+    # ---- post-training stages and predictions
 
     def local_epochs(self, epochs: int) -> int:
-        """How often a client goes through its rows in a round, where the experiment says ``epochs``."""
+        """The number of local epochs in a round, given the experiment's ``epochs``."""
         return epochs
 
     def finale(self) -> tuple[Algorithm, ...]:
-        """Methods that each run one round with all clients after the last."""
+        """Post-training stages: methods that each run one round with all clients after the last round."""
         return ()
 
     def answers_on(self, task: Task) -> tuple[str, ...]:
-        """The answers on this task: with normalisation layers kept local there is no global model to ask."""
+        """Which models the method has on this task: with local normalisation layers there is no global one."""
         return (PERSONAL,) if task.norm == "local" and task.norm_names else self.answers
 
     def depends_on_batch(self, task: Task) -> bool:
-        """Whether an answer depends on the rows it is given with: then batches are those of training, of one client."""
+        """Whether a prediction depends on the other examples of its batch. Then evaluation uses batches of the
+        training size, of one client each."""
         return task.norm == "batch"
 
     def global_model(self, task: Task, server: State) -> Model:
         return server.model
 
     def personal_model(self, task: Task, ctx: Context) -> Model:
-        """The client's own model; what it has not trained yet is the server's."""
+        """The client's personal model: the server's, overlaid with what the client keeps."""
         return _overlay(ctx.down.model, ctx.own.model)
 
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
-        """Class scores of a global or a personal model."""
+        """The class scores of a global or a personal model."""
         net = task.answering(model, live)
         return net.head(net.body(x))
 
-    # ---- shared by the hooks above
+    # ---- helpers of the hooks above
 
     def exchanged(self, task: Task, params: Tensors) -> Tensors:
-        """Those of the parameters that go up: shared and trained."""
+        """The parameters that are uploaded: shared and trained."""
         return tree.pick(params, lambda name: self._shared(task, name) and self.trains(name))
 
     def _shared(self, task: Task, name: str) -> bool:
@@ -196,13 +199,13 @@ class Algorithm:
         return Model(tree.pick(model.params, wanted), tree.pick(model.stats, wanted))
 
     def _keep(self, task: Task, model: Model) -> Model:
-        """A method with personal answers but nothing of a client's own keeps the model its client has trained."""
-        own = self._part(task, model, shared=False)
-        return model if PERSONAL in self.answers_on(task) and not any(own) else own
+        """What the client keeps: its private parts. Without any, a method with personal models keeps the whole one."""
+        private = self._part(task, model, shared=False)
+        return model if PERSONAL in self.answers_on(task) and not any(private) else private
 
 
 def sample_ratio(cohort: Client) -> Tensor:
-    """Each client's share of the cohort's rows; all zero where nobody has any."""
+    """Each client's share of the cohort's examples; all zero if there are none."""
     sizes = cohort.size.double()
     return sizes / sizes.sum().clamp(min=1)
 

@@ -1,6 +1,6 @@
-"""The laws every method must keep, whatever its paper says; ``fedrane check`` holds a method of one's own to them.
+"""The laws that every method must satisfy. ``fedrane check`` applies them to your own method.
 
-Each law takes a method, runs its hooks on a small federation and raises :class:`Broken` with what it found.
+Each law takes a method, runs its hooks on a small federation, and raises :class:`Broken` with the problem.
 """
 
 from __future__ import annotations
@@ -43,66 +43,68 @@ class Broken(Exception):  # noqa: N818 - a law is broken
     """A law does not hold."""
 
 
-def need(holds: bool, found: str) -> None:
+def need(holds: bool, problem: str) -> None:
     if not holds:
-        raise Broken(found)
+        raise Broken(problem)
 
 
 class Verdict(NamedTuple):
-    """What became of one law."""
+    """The result of one law."""
 
     law: Callable[[Algorithm], None]
     problem: str = ""
-    """What is wrong; empty where the law holds."""
+    """What is wrong; empty if the law holds."""
     crash: str = ""
-    """The method raised an error of its own: which and where. Then nobody knows whether the law holds."""
+    """The error that the method raised, and where. Then it is unknown whether the law holds."""
     again: bool = False
-    """The same crash has been reported of an earlier law."""
+    """Whether an earlier law reported the same crash."""
 
 
 def verdicts(algorithm: Algorithm) -> Iterator[Verdict]:
-    """All laws; a mistake that stops the method in each of them is described once."""
+    """The results of all laws. A crash that stops several of them is marked as repeated."""
     crashes = set()
     for law in LAWS:
-        found = judge(algorithm, law)
-        yield found._replace(again=found.crash in crashes)
-        crashes |= {found.crash} - {""}
+        verdict = judge(algorithm, law)
+        yield verdict._replace(again=verdict.crash in crashes)
+        crashes |= {verdict.crash} - {""}
 
 
 def check(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> str | None:
-    """What is wrong, or nothing."""
+    """The problem with one law, or None if it holds."""
     problem = judge(algorithm, law).problem
     return f"{title(law)}: {problem}" if problem else None
 
 
 def judge(algorithm: Algorithm, law: Callable[[Algorithm], None]) -> Verdict:
-    """Hold a method to one law."""
+    """Check a method against one law."""
     try:
         with limited(1):
             law(algorithm)
-    except Exception as error:  # noqa: BLE001 - whatever a method raises, it is the method that fails
-        kind = "" if isinstance(error, Broken) else type(error).__name__
-        place = _place(error, algorithm)
-        where = "; ".join(part for part in (place, *getattr(error, "__notes__", ())) if part)
-        said = ": ".join(part for part in (kind, str(error)) if part) + (f" ({where})" if where else "")
-        return Verdict(law, said, f"{kind} {place or error}" if kind else "")
+    except Exception as error:  # noqa: BLE001 - every error that a method raises is its failure
+        name = "" if isinstance(error, Broken) else type(error).__name__
+        position = _position(error, algorithm)
+        where = "; ".join(part for part in (position, *getattr(error, "__notes__", ())) if part)
+        problem = ": ".join(part for part in (name, str(error)) if part) + (f" ({where})" if where else "")
+        return Verdict(law, problem, f"{name} {position or error}" if name else "")
     return Verdict(law)
 
 
-def _place(error: Exception, algorithm: Algorithm) -> str:
-    """The line in which an error arose, and the hook: of the method's own file, else of any that is not a library's."""
-    own = {
+def _position(error: Exception, algorithm: Algorithm) -> str:
+    """The line and the hook of an error: in the method's file if possible, otherwise in any file of no library."""
+    files = {
         vars(sys.modules[k.__module__]).get("__file__") for k in type(algorithm).__mro__ if k.__module__ in sys.modules
     }
-    own.discard(sys.modules[Algorithm.__module__].__file__)
+    files.discard(sys.modules[Algorithm.__module__].__file__)
     libraries = tuple(f"{Path(library.__file__ or '').parent}{os.sep}" for library in (torch, sys.modules["fedrane"]))
-    found = {False: "", True: ""}
+    in_method, elsewhere = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        mine = code.co_filename in own
-        if mine or not code.co_filename.startswith(libraries):
-            found[mine] = f"{code.co_filename}:{line}, in {code.co_qualname}"
-    return found[True] or found[False]
+        position = f"{code.co_filename}:{line}, in {code.co_qualname}"
+        if code.co_filename in files:
+            in_method = position
+        elif not code.co_filename.startswith(libraries):
+            elsewhere = position
+    return in_method or elsewhere
 
 
 def title(law: Callable[[Algorithm], None]) -> str:
@@ -113,7 +115,7 @@ def title(law: Callable[[Algorithm], None]) -> str:
 
 
 def blobs(rows: int = 150, seed: int = 0) -> Dataset:
-    """Three clouds in six dimensions, as a table."""
+    """A table of three clusters in six dimensions."""
     numbers = np.random.Generator(np.random.Philox(seed))
     y = np.arange(rows + 60) % CLASSES
     centres = 2 * np.eye(CLASSES, FEATURES)
@@ -124,7 +126,7 @@ def blobs(rows: int = 150, seed: int = 0) -> Dataset:
 
 
 class Small(nn.Module):
-    """A network with everything that can go wrong: normalisation, dropout, a head of its own."""
+    """A network with all difficulties: normalisation, dropout, a separate head."""
 
     def __init__(self, normalised: bool) -> None:
         super().__init__()
@@ -157,22 +159,22 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
 
 
 def trained(algorithm: Algorithm, normalised: bool = True, *, finale: bool = True, **changes: Any) -> Result:
-    """A run to its end, or to where its finale would begin."""
+    """The result of a run, with or without its post-training stages."""
     chosen = experiment(algorithm, **changes)
-    done = iter(range(1, chosen.rounds + 1))
-    stop = (lambda: False) if finale else (lambda: next(done) == chosen.rounds)
+    rounds = iter(range(1, chosen.rounds + 1))
+    stop = (lambda: False) if finale else (lambda: next(rounds) == chosen.rounds)
     try:
         return run(chosen, dataset=blobs(), model=network(normalised), stop=stop)
     except ConfigError:
         if not changes.get("momentum"):
             raise
-    changes["momentum"] = 0.0  # some methods' papers exclude momentum
+    changes["momentum"] = 0.0  # some methods refuse momentum
     return trained(algorithm, normalised, finale=finale, **changes)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A federation after one round, whose hooks, or those of a part of its finale, can be called by hand."""
+    """A federation after one round, to call the hooks of a method or of a post-training stage directly."""
 
     result: Result
     algorithm: Algorithm
@@ -187,7 +189,7 @@ class Bench:
 
 
 def benches(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> list[Bench]:
-    """One for the method, one for each part of its finale."""
+    """One for the method, and one for each post-training stage."""
     result = trained(algorithm, normalised, **changes)
     return [Bench(result, stage) for stage in (algorithm, *algorithm.finale())]
 
@@ -213,16 +215,16 @@ def another_seed_gives_another_result(algorithm: Algorithm) -> None:
 
 
 def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
-    turned = torch.tensor([3, 0, 4, 2, 1])
+    permutation = torch.tensor([3, 0, 4, 2, 1])
     for bench in benches(algorithm, rounds=1):
         task, server = bench.result.task, bench.result.server
         sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
-        moved: dict[str, Any] = {k: v[turned] for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
-        cohort = sent.cohort._replace(**moved)
-        forward, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
-        backward, _ = bench.algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[turned], sent.ups), cohort)
-        gap = max((float((a - b).abs().max()) for a, b in _pairs(forward, backward) if a.numel()), default=0.0)
-        need(gap <= TOLERANCE, f"the server's state depends on the order of its clients (by {gap:.1e})")
+        tensors: dict[str, Any] = {k: v for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
+        cohort = sent.cohort._replace(**{k: v[permutation] for k, v in tensors.items()})
+        first, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
+        second, _ = bench.algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[permutation], sent.ups), cohort)
+        gap = max((float((a - b).abs().max()) for a, b in _pairs(first, second) if a.numel()), default=0.0)
+        need(gap <= TOLERANCE, f"the server's state depends on the order of the clients (by {gap:.1e})")
 
 
 def hooks_leave_their_inputs_unchanged(algorithm: Algorithm) -> None:
@@ -239,13 +241,13 @@ def _pure(bench: Bench) -> None:
     for batch in bench.engine.batches(0, 2, 1):
         seen = tree.map(torch.clone, work._asdict())
         after = algorithm.step(task, ctx, work, batch)
-        need(tree.equal(seen, work._asdict()), "step changes the work it is given")
+        need(tree.equal(seen, work._asdict()), "step changes its argument work")
         work = after
     seen = tree.map(torch.clone, work._asdict())
     algorithm.finish(task, ctx, work)
     algorithm.personal_model(task, ctx)
-    need(tree.equal(seen, work._asdict()), "finish changes the work it is given")
-    need(tree.equal(kept, _in_context(ctx)), "a client hook changes what came down or what the client keeps")
+    need(tree.equal(seen, work._asdict()), "finish changes its argument work")
+    need(tree.equal(kept, _in_context(ctx)), "a client hook changes what the server sent or the client state")
     sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2], 2, 0.1, 1)
     ups = tree.map(torch.clone, sent.ups)
     algorithm.aggregate(task, server, sent.ups, sent.cohort)
@@ -254,10 +256,10 @@ def _pure(bench: Bench) -> None:
 
 
 def client_hooks_read_no_values(algorithm: Algorithm) -> None:
-    """What they compute must not wait for a number, nor depend on one: then it can be captured and stacked."""
+    """Client hooks must not wait for a tensor's value or branch on it, so that they can be captured and stacked."""
     for bench in benches(algorithm, rounds=1):
         stage, task, ctx, engine = bench.algorithm, bench.result.task, bench.context(1), bench.engine
-        batches = [kind for batch in engine.batches(1, 2, 1) for kind in (batch, _pad(batch, 3))]
+        batches = [each for batch in engine.batches(1, 2, 1) for each in (batch, _pad(batch, 3))]
         with _hidden_values():
             work = stage.begin(task, ctx)
             for batch in batches:
@@ -277,26 +279,26 @@ def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
         folder.create()
         folder.save(Checkpoint(2, result.server, dict(result.owns)), 2)
         read, _ = folder.newest()
-    need(read is not None and read.round == 2, "the checkpoint is gone")
+    need(read is not None and read.round == 2, "the checkpoint cannot be read")
     if read is not None:
         same = tree.equal(read.server, result.server) and read.owns.keys() == result.owns.keys()
         same = same and all(tree.equal(read.owns[k], own) for k, own in result.owns.items())
-        need(same, "what comes back from a checkpoint is not what went in")
+        need(same, "the state loaded from a checkpoint differs from the one that was saved")
 
 
 def absent_clients_keep_their_state(algorithm: Algorithm) -> None:
-    watched = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
-    bench = Bench(watched, algorithm)
-    before = {k: tree.map(torch.clone, own) for k, own in watched.owns.items()}
-    sent = bench.engine.train_round(watched.server, watched.owns, [0, 2], 5, 0.1, 1)
-    need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 gave states to {sorted(sent.owns)}")
-    need(all(tree.equal(before[k], watched.owns[k]) for k in before), "training changes a state before it is committed")
-    answered = {k for record in watched.history for k in record["cohort"]}
-    need(set(watched.owns) == answered, "a client that never answered has a state")
+    result = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
+    bench = Bench(result, algorithm)
+    before = {k: tree.map(torch.clone, own) for k, own in result.owns.items()}
+    sent = bench.engine.train_round(result.server, result.owns, [0, 2], 5, 0.1, 1)
+    need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 returned states of {sorted(sent.owns)}")
+    need(all(tree.equal(before[k], result.owns[k]) for k in before), "training changes a state before it is committed")
+    uploaded = {k for record in result.history for k in record["cohort"]}
+    need(set(result.owns) == uploaded, "a client that never uploaded has a state")
 
 
 def dtype_is_kept(algorithm: Algorithm) -> None:
-    """Of models exactly; what a method adds to them may have more digits than the run's, but never fewer."""
+    """Models keep the run's dtype. What a method adds to them may be more precise, but never less."""
     for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         for bench in benches(algorithm, rounds=1, precision=name):
             sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 1)
@@ -304,11 +306,11 @@ def dtype_is_kept(algorithm: Algorithm) -> None:
             for path, leaf in tree.flatten(trees).items():
                 allowed = (dtype,) if "/model/" in path else (dtype, torch.float64)
                 kept = not leaf.is_floating_point() or leaf.dtype in allowed
-                need(kept, f"{path} has become {leaf.dtype} in a {name} run")
+                need(kept, f"{path} is {leaf.dtype} in a {name} run")
 
 
 def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
-    """Asked of each stage: a finale may tune what the rounds before it leave alone."""
+    """Checked for each stage: a post-training stage may tune what the rounds before it freeze."""
     result = trained(algorithm, finale=False, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
     task, federation, server, owns = result.task, result.federation, result.server, dict(result.owns)
     first = algorithm.init(task, federation.roster).model
@@ -320,11 +322,11 @@ def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
         contexts = {k: engine.context(server, owns.get(k), federation.client(k, number, 0.05, 1)) for k in everyone}
         sent = engine.train_round(server, owns, everyone, number, 0.05, stage.local_epochs(1))
         after, _ = stage.aggregate(task, server, sent.ups, sent.cohort)
-        _unmoved(stage, "server after the finale", server.model, after.model)
+        _unmoved(stage, "server after post-training", server.model, after.model)
         for k, own in sent.owns.items():
-            kept = tree.equal(own, contexts[k].own)  # what was there before this stage, not what it started from
+            kept = tree.equal(own, contexts[k].own)  # the state from before this stage, not what the stage started from
             if not kept:
-                _unmoved(stage, f"client {k} after the finale", stage.start(task, contexts[k]), own.model)
+                _unmoved(stage, f"client {k} after post-training", stage.start(task, contexts[k]), own.model)
         server, owns = after, dict(sent.owns)
 
 
@@ -345,11 +347,11 @@ def padding_changes_nothing(algorithm: Algorithm) -> None:
             padded = stage.step(task, ctx, padded, _pad(batch, 7))
         done = [stage.finish(task, ctx, work)._asdict() for work in (exact, padded)]
         gap = max((float((a - b).abs().max()) for a, b in _pairs(*done) if a.numel()), default=0.0)
-        need(gap <= TOLERANCE, f"rows that are not live change the result (by {gap:.1e})")
+        need(gap <= TOLERANCE, f"padding changes the result (by {gap:.1e})")
 
 
 def mixed_labels_count(algorithm: Algorithm) -> None:
-    """With mixup an example has two labels: if the part of the second is the whole, it counts as the only one."""
+    """With mixup an example has two labels. If the weight of the second is 1, it must count as the only one."""
     for bench in benches(algorithm, rounds=1):
         stage, task, ctx = bench.algorithm, bench.result.task, bench.context(1)
         if not stage.trains_model:
@@ -363,8 +365,8 @@ def mixed_labels_count(algorithm: Algorithm) -> None:
         gap = max((float((a - b).abs().max()) for a, b in _pairs(*done) if a.numel()), default=0.0)
         need(
             gap <= TOLERANCE,
-            f"labels that augment.mixup mixes in are not learnt (by {gap:.1e}): the loss must be "
-            "cross_entropy(scores, batch) or made from batch.targets(classes), not from batch.y",
+            f"the second labels of augment.mixup are ignored (by {gap:.1e}): the loss must use "
+            "cross_entropy(scores, batch) or batch.targets(classes), not batch.y",
         )
 
 
@@ -373,33 +375,33 @@ def only_what_is_shared_travels(algorithm: Algorithm) -> None:
         sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
         for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
             kept = [name for name in names if not bench.algorithm.shares(name)]
-            need(not kept, f"{', '.join(kept)} is not shared but goes {where}")
-        need(sent.cohort.labels is None, "the server sees its clients' labels")
+            need(not kept, f"{', '.join(kept)} is not shared but is sent {where}")
+        need(sent.cohort.labels is None, "the server sees the clients' labels")
 
 
 def answers_are_those_declared(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2)
-    rows = torch.from_numpy(blobs().x_test[:9])
+    examples = torch.from_numpy(blobs().x_test[:9])
     declared = result.algorithm.answers_on(result.task)
     models = ([result.model] if GLOBAL in declared else []) + ([result.personal(0)] if PERSONAL in declared else [])
-    need(bool(models), "it declares no answer")
+    need(bool(models), "it declares no model")
     for model in models:
-        together = model(rows)
-        need(together.shape == (9, CLASSES), f"scores of shape {tuple(together.shape)} for 9 rows")
+        together = model(examples)
+        need(together.shape == (9, CLASSES), f"scores of shape {tuple(together.shape)} for 9 examples")
         need(bool(torch.isfinite(together).all()), "scores are not finite")
-        alone = torch.cat([model(row[None]) for row in rows])
-        need(torch.allclose(together, alone), "the answer for a row depends on the other rows of its batch")
+        alone = torch.cat([model(example[None]) for example in examples])
+        need(torch.allclose(together, alone), "the prediction of an example depends on the rest of its batch")
     for whose in (GLOBAL, PERSONAL):
         present = f"{whose}/accuracy" in result.history[-1]
         need(present == (whose in declared), f"{whose} accuracy is {'' if present else 'not '}measured")
 
 
 def it_learns(algorithm: Algorithm) -> None:
-    """On clients that are alike: how well a method copes with others is for a study to say, and no law. A median of
-    parameters, for one, follows the classes that most clients have."""
+    """Checked on IID clients. How well a method handles heterogeneous ones is a research question, not a law: a median
+    of parameters, for example, follows the classes that most clients have."""
     result = trained(algorithm, rounds=20, epochs=2, partition=Partitioning(kind="iid"))
     for whose, accuracy in _measured(result):
-        need(accuracy > 0.7, f"{whose} accuracy {accuracy:.2f} after 20 rounds on three well-parted clouds")
+        need(accuracy > 0.7, f"{whose} accuracy {accuracy:.2f} after 20 rounds on three well-separated clusters")
 
 
 LAWS: tuple[Callable[[Algorithm], None], ...] = (
@@ -423,13 +425,13 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
 
 @contextmanager
 def _hidden_values() -> Iterator[None]:
-    """Whoever asks a tensor for its values, or makes a shape depend on them, breaks the law."""
+    """Raise :class:`Broken` when the value of a tensor is read, or when a shape depends on it."""
     with _Operators(), _Conversions():  # type: ignore[no-untyped-call]
         yield
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators whose result, or its shape, the host must wait for: ``item()``, ``bool()``, ``nonzero()``, …"""
+    """Detects operators that synchronise with the host: ``item()``, ``bool()``, ``nonzero()``, …"""
 
     TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -440,7 +442,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Conversions(TorchFunctionMode):
-    """Those that copy a tensor to the host without an operator; and of operators, the names that users know."""
+    """Detects copies to the host without an operator, and gives operators the names that users know."""
 
     NAMES = ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__")
     FUNCTIONS = frozenset(getattr(torch.Tensor, name) for name in NAMES)
@@ -466,7 +468,7 @@ def _read(operation: str) -> None:
 def _unmoved(algorithm: Algorithm, who: str, before: Model, after: Model) -> None:
     for name, value in after.params.items():
         frozen = name in before.params and not algorithm.trains(name)
-        need(not frozen or tree.equal(value, before.params[name]), f"{who}: frozen {name} has moved")
+        need(not frozen or tree.equal(value, before.params[name]), f"{who}: frozen {name} has changed")
 
 
 def _pairs(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -485,7 +487,7 @@ def _measured(result: Result) -> list[tuple[str, float]]:
 
 
 def _pad(batch: Batch, extra: int) -> Batch:
-    """The batch with rows that do not count, holding what would be noticed."""
+    """The batch with padding whose values would change a result."""
     x = torch.cat([batch.x, torch.full((extra, *batch.x.shape[1:]), 1e3, dtype=batch.x.dtype)])
     y = torch.cat([batch.y, batch.y.new_zeros(extra)])
     live = torch.cat([batch.live, batch.live.new_zeros(extra)])

@@ -1,4 +1,4 @@
-"""What goes wrong through no fault of the code: each error says what was found, why it is a rule, and what to do."""
+"""Errors caused by the user's input or machine: each states the problem, the reason for the rule, and a remedy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Sequence
 
 
 class FedraneError(Exception):
-    """An error meant for the user; the command line prints it as one line, without a traceback."""
+    """An error for the user. The command line prints it as one line, without a traceback."""
 
     def __init__(self, found: str, why: str = "", remedy: str = "") -> None:
         self.found, self.why, self.remedy = found, why, remedy
-        said = ": ".join(part.rstrip(".") for part in (found, why) if part)
-        super().__init__(". ".join(part.rstrip(".") for part in (said, remedy) if part) + ".")
+        problem = ": ".join(part.rstrip(".") for part in (found, why) if part)
+        super().__init__(". ".join(part.rstrip(".") for part in (problem, remedy) if part) + ".")
 
 
 class ConfigError(FedraneError):
-    """A key or a value of the configuration."""
+    """A wrong key or value in the configuration."""
 
 
-class NoEffect(ConfigError):  # noqa: N818 - it says what happened
-    """A setting that was asked for and could have no effect, whatever the method."""
+class NoEffect(ConfigError):  # noqa: N818 - named after what happened
+    """A setting that can have no effect, with any method."""
 
 
 class DataError(FedraneError):
-    """A dataset's file, a partition, or a user's own data."""
+    """A problem with a dataset's file, a partition, or a user's own data."""
 
 
 class CheckpointError(FedraneError):
@@ -35,19 +35,19 @@ class FileError(FedraneError):
     """A file that cannot be written."""
 
 
-class Diverged(FedraneError):  # noqa: N818 - it says what happened
-    """Training has left the finite numbers."""
+class Diverged(FedraneError):  # noqa: N818 - named after what happened
+    """Training produced numbers that are not finite."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A remedy for a mistyped name: the nearest known one, then all of them."""
+    """A remedy for a mistyped name: the most similar known one, then all of them."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known)}"
 
 
 def check_choices(settings: object, **options: Sequence[str]) -> None:
-    """Each named field of a method must be one of its options."""
+    """Raise unless each named field of a method has one of its options."""
     for name, known in options.items():
         value = getattr(settings, name)
         if value not in known:
@@ -55,10 +55,10 @@ def check_choices(settings: object, **options: Sequence[str]) -> None:
 
 
 def check_ranges(settings: object, **ranges: tuple[float, float]) -> None:
-    """Each named field of a method must be a number from the one bound to the other, both allowed."""
+    """Raise unless each named field of a method is within its bounds, both included."""
     for name, (low, high) in ranges.items():
         value = getattr(settings, name)
         if not low <= value <= high:
             raise ConfigError(
-                f"method.{name}={value}", f"it lies between {low:g} and {high:g}", f"Use {low:g} … {high:g}"
+                f"method.{name}={value}", f"it must be between {low:g} and {high:g}", f"Use {low:g} … {high:g}"
             )

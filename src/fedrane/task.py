@@ -1,4 +1,4 @@
-"""What is learnt: a network as pure functions of its parameters, and losses over the rows that count."""
+"""The learning task: a network as pure functions of its parameters, and losses that ignore padding."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from fedrane.tree import Tensors
 
 
 class Model(NamedTuple):
-    """A network's tensors: what gradients move, and BatchNorm's running statistics."""
+    """A network's tensors: its parameters, and BatchNorm's running statistics."""
 
     params: Tensors
     stats: Tensors
 
 
 class State(NamedTuple):
-    """What is kept (server, own) or travels (down, up): a model, or a part of one, and what a method adds to it."""
+    """What the server or a client keeps, or what is sent: a model or a part of one, and what a method adds."""
 
     model: Model
     extra: dict[str, Any]
-    """A tree of tensors in dicts."""
+    """Tensors in (nested) dicts."""
 
 
 class Batch(NamedTuple):
-    """Rows of one training step. All batches have one length; rows that only fill it up are not live."""
+    """The examples of one training step. All batches have the same length; shorter ones are padded."""
 
     x: Tensor
     y: Tensor
     live: Tensor
     key: Tensor
-    """Where the step's noise comes from: a number made of (seed, round, client, step)."""
+    """The key of the step's noise, made of (seed, round, client, step)."""
     full: bool = False
-    """Known in advance that every row is live; faster paths may use it, results are the same."""
+    """True if it is known that nothing is padding. Allows faster paths with the same results."""
     mixed: Mixed | None = None
-    """With mixup, the other example's label and its part in each; the losses below and ``targets`` respect it."""
+    """With mixup, the second label of each example and its weight. ``targets`` and the losses below respect it."""
 
     def targets(self, classes: int) -> Tensor:
-        """What each row's class probabilities should be: the row e_y, or with mixup two of them mixed."""
+        """The target class probabilities: one-hot, or with mixup a mixture of two."""
         target = one_hot(self.y, classes).to(self.x.dtype)
         if self.mixed is None:
             return target
@@ -62,9 +62,9 @@ class Batch(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client knows of itself; stacked, a cohort. ``labels`` (its class counts) never reaches the server."""
+    """What a client knows about itself; stacked, a cohort. ``labels`` (its class counts) never reaches the server."""
 
-    index: Tensor  # type: ignore[assignment]  # a tuple's method of that name is not needed here
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which is not used
     size: Tensor
     labels: Tensor | None
     steps: Tensor
@@ -74,13 +74,13 @@ class Client(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """What the server knows before the first round: how many training rows each client has."""
+    """What the server knows before the first round: each client's number of training examples."""
 
     sizes: Tensor
 
 
 class Context(NamedTuple):
-    """All a client knows while it trains: what came down, what it kept, and who it is."""
+    """What a client knows during training: what the server sent, its client state, and its description."""
 
     down: State
     own: State
@@ -89,71 +89,72 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The network's parts (``body``, ``head`` and whatever branches a method adds), how they start, and the optimiser.
+    """The network's parts (``body``, ``head`` and the branches a method adds), their initialisation, and the optimiser.
 
-    Parameters are named ``part.layer.weight``. Each layer starts from its own stream, keyed by the seed and its name,
-    so that a branch more or less does not change the others.
+    Parameters are named ``part.layer.weight``. Each layer is initialised from its own random stream, keyed by the seed
+    and the layer's name, so adding a branch does not change the others.
     """
 
     parts: Mapping[str, nn.Module]
     classes: int
     width: int
-    """How many features the body gives."""
+    """The number of features the body returns."""
     sgd: SGD = field(default_factory=SGD)
     norm: str = "shared"
     seed: int = 0
     fresh: bool = True
-    """Draw the first parameters from the seed; otherwise the network starts from the weights it holds."""
+    """Draw the first parameters from the seed. Otherwise training starts from the weights of the modules."""
     dtype: torch.dtype = torch.float32
-    """Of what is kept, sent, added up and answered with."""
+    """The dtype of parameters, uploads, sums and predictions."""
     compute: torch.dtype | None = None
-    """Of the body's arithmetic in training, where it is another."""
+    """The dtype of the body's arithmetic in training, if it differs."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
     def build(cls, body: nn.Module, head: nn.Module, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
-        """A task on rows of that shape; the width of the features is read off one row."""
+        """A task on examples of that shape. The width of the features is found by a forward pass."""
         parts = {"body": copy.deepcopy(body), "head": copy.deepcopy(head)}
         parts = {part: convert(module, part, settings.get("norm", "shared")) for part, module in parts.items()}
         task = cls(parts, classes, width=0, **settings)
         with torch.no_grad():
-            row = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
+            example = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
             net = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
-            features = net.body(row)
+            features = net.body(example)
             width, scores = features.shape[-1], net.head(features)
             if scores.shape != (1, classes):
                 raise ConfigError(
-                    f"the network gives scores of shape {tuple(scores.shape)} for one row",
-                    f"there are {classes} classes, and each has one score",
-                    "Make the last layer by the number of classes that your function is given",
+                    f"the network returns scores of shape {tuple(scores.shape)} for one example",
+                    f"there must be one score for each of the {classes} classes",
+                    "Size the last layer by the number of classes that your function receives",
                 )
             task._require_pure(torch.zeros(2, *shape, dtype=task.dtype, device=task.device))
         return replace(task, width=width)
 
     def _require_pure(self, x: Tensor) -> None:
-        """A network that draws random numbers of its own, or writes to itself, would be another in every engine."""
-        y, live = (torch.ones(len(x), dtype=kind, device=self.device) for kind in (torch.int64, torch.bool))
-        rows = Batch(x, y, live, y[0], full=True)
+        """Refuse a network that draws its own random numbers or writes to itself: its result would depend on the
+        engine."""
+        y, live = (torch.ones(len(x), dtype=dtype, device=self.device) for dtype in (torch.int64, torch.bool))
+        batch = Batch(x, y, live, y[0], full=True)
         before = {part: {n: b.clone() for n, b in module.named_buffers()} for part, module in self.parts.items()}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             states = _generators(self.device)
-            net = self.training(self.init(), rows)
+            net = self.training(self.init(), batch)
             net.head(net.body(x))
             drawn = any(not torch.equal(*pair) for pair in zip(states, _generators(self.device), strict=True))
         if drawn:
             raise ConfigError(
-                "the network draws random numbers of its own while it trains",
-                "they would differ from engine to engine, and after a resume",
-                "Use nn.Dropout, whose masks are made from the seed, and no F.dropout",
+                "the network draws its own random numbers during training",
+                "they would differ between engines and after a resume",
+                "Use nn.Dropout, whose masks are made from the seed, instead of F.dropout",
             )
         for part, buffers in before.items():
             now = dict(self.parts[part].named_buffers())
             for name, buffer in buffers.items():
                 if not torch.equal(buffer, now[name]):
                     raise ConfigError(
-                        f"the network changes its buffer {part}.{name} while it trains",
-                        "no client's state, upload or checkpoint would hold it",
-                        "Of buffers that change, only BatchNorm's are followed",
+                        f"the network changes its buffer {part}.{name} during training",
+                        "no client state, upload or checkpoint would contain it",
+                        "Only the running statistics of BatchNorm are supported",
                     )
 
     def __post_init__(self) -> None:
@@ -161,37 +162,37 @@ class Task:
             module.to(device=self.device, dtype=self.dtype)
 
     def add(self, part: str, module: nn.Module) -> Task:
-        """The task with one more branch, or with one replaced; it starts from the seed whatever the network does."""
+        """The task with one more branch, or with one replaced. The branch is always initialised from the seed."""
         new = convert(copy.deepcopy(module), part, self.norm)
-        self._draw(part, new)
+        self._initialise(part, new)
         return replace(self, parts={**self.parts, part: new})
 
     def init(self) -> Model:
-        """The first model."""
+        """The initial model."""
         params: Tensors = {}
         stats: Tensors = {}
         for part, module in self.parts.items():
-            # Drawn in float32 on the CPU whatever the run's own, so that all precisions and devices start alike.
+            # Always drawn in float32 on the CPU, so that all precisions and devices start from the same weights.
             first = copy.deepcopy(module).to(device="cpu", dtype=torch.float32 if self.fresh else None)
             if self.fresh:
-                self._draw(part, first)
-            params |= {f"{part}.{name}": self._own(p) for name, p in first.named_parameters()}
-            stats |= {f"{part}.{name}": self._own(b) for name, b in first.named_buffers() if self.is_stat(name)}
+                self._initialise(part, first)
+            params |= {f"{part}.{name}": self._copy(p) for name, p in first.named_parameters()}
+            stats |= {f"{part}.{name}": self._copy(b) for name, b in first.named_buffers() if self.is_stat(name)}
         return Model(params, stats)
 
-    def _draw(self, part: str, module: nn.Module) -> None:
+    def _initialise(self, part: str, module: nn.Module) -> None:
         for path, layer in module.named_modules():
             if hasattr(layer, "reset_parameters"):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(key(self.seed, "init", f"{part}.{path}"))
                     layer.reset_parameters()
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone().to(device=self.device, dtype=self.dtype)
 
     @staticmethod
     def is_stat(name: str) -> bool:
-        """A buffer that training changes; the others are constants."""
+        """Whether a buffer is changed by training; the others are constants."""
         return name.endswith(("running_mean", "running_var"))
 
     @cached_property
@@ -199,15 +200,15 @@ class Task:
         return frozenset(name for part, module in self.parts.items() for name in norm_names(module, part))
 
     def private(self, name: str) -> bool:
-        """Kept with the client whatever the method: normalisation layers under the policy ``local``."""
+        """Whether every method leaves it with the client: normalisation layers under ``norm=local``."""
         return self.norm == "local" and name in self.norm_names
 
     def training(self, model: Model, batch: Batch) -> Net:
-        """The network on a training batch."""
+        """The network bound to a model, in training mode."""
         return Net(self, model, Pass(True, batch.live, batch.full, batch.key))
 
     def answering(self, model: Model, live: Tensor) -> Net:
-        """The network as it is used."""
+        """The network bound to a model, in evaluation mode."""
         return Net(self, model, Pass(False, live, full=False))
 
 
@@ -254,22 +255,23 @@ class Net:
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """The states of what random numbers are drawn from."""
+    """The states of the random number generators."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def mean_over_live(values: Tensor, live: Tensor) -> Tensor:
-    """The mean over live rows; a dead row may hold anything."""
+def masked_mean(values: Tensor, live: Tensor) -> Tensor:
+    """The mean over the examples that are not padding; padding may hold any value."""
     return torch.where(live, values, 0).sum() / live.sum().clamp(min=1)
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """The rows e_y; a comparison, because the library's ``one_hot`` looks at values."""
+    """One-hot rows e_y, by a comparison: the library's ``one_hot`` synchronises with the host."""
     return y[:, None] == torch.arange(classes, device=y.device)
 
 
 def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
+    """The mean cross entropy over the batch without padding, with mixup's second labels."""
     losses = F.cross_entropy(scores, batch.y, reduction="none")
     if batch.mixed is not None:
         losses = torch.lerp(losses, F.cross_entropy(scores, batch.mixed.y, reduction="none"), batch.mixed.weight)
-    return mean_over_live(losses, batch.live)
+    return masked_mean(losses, batch.live)

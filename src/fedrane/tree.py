@@ -1,7 +1,6 @@
-"""Arithmetic on trees of tensors: a tensor, or a dict or a named tuple of trees.
+"""Arithmetic on trees of tensors. A tree is a tensor, or a dict or a named tuple of trees.
 
-Everything that is kept or travels is such a tree, so one set of functions serves models, control variates, momenta and
-uploads alike. All functions are pure.
+Models, uploads, momenta and control variates are all trees, so they share these functions. All functions are pure.
 
 >>> import torch
 >>> tree = {"a": torch.ones(2), "b": {"c": torch.zeros(3)}}
@@ -21,16 +20,16 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 SEPARATOR = "/"
-BLOCK = 1 << 24
-"""Elements taken at a time where a whole stack of models would be copied."""
-CACHED = 1 << 18
-"""The same on a CPU, where what is larger than a cache is slow, and memory new from the system far slower."""
-SUMMED = 1 << 14
-"""Numbers of which a sum in their own kind is as good as one in float64 to six digits."""
+BLOCK_SIZE = 1 << 24
+"""Elements processed at a time, so that a whole stack of models is never copied."""
+CPU_BLOCK_SIZE = 1 << 18
+"""The same on a CPU, where a block must fit into the cache."""
+MAX_FLOAT32_SUM = 1 << 14
+"""How many numbers may be summed in their own dtype: the result agrees with float64 to six digits."""
 
 
 def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
-    """Apply ``f`` to corresponding leaves of trees of one shape."""
+    """Apply ``f`` to corresponding leaves of trees with the same structure."""
     if isinstance(tree, Tensor):
         return f(tree, *rest)  # type: ignore[return-value]
     if isinstance(tree, dict):
@@ -42,30 +41,30 @@ def map(f: Callable[..., Tensor], tree: T, *rest: T) -> T:
     raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__}")
 
 
-def _walk(tree: Any, prefix: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Paths and leaves, put to those found before."""
+def _walk(tree: Any, prefix: str, items: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Append the paths and leaves of ``tree`` to ``items``, and return it."""
     if isinstance(tree, Tensor):
-        found.append((prefix, tree))
+        items.append((prefix, tree))
     elif isinstance(tree, dict):
         for name, value in tree.items():
             if SEPARATOR in str(name):
-                raise TypeError(f"{name!r} holds {SEPARATOR!r}, which parts the names of a path")
-            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name), found)
+                raise TypeError(f"the name {name!r} contains {SEPARATOR!r}, the separator of paths")
+            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else str(name), items)
     elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
         for name, value in zip(tree._fields, tree, strict=True):
-            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else name, found)
+            _walk(value, f"{prefix}{SEPARATOR}{name}" if prefix else name, items)
     else:
         raise TypeError(f"a tree holds tensors, dicts and named tuples, not {type(tree).__name__} at {prefix!r}")
-    return found
+    return items
 
 
 def flatten(tree: Any) -> Tensors:
-    """All leaves by their path."""
+    """All leaves, by path."""
     return dict(_walk(tree, "", []))
 
 
 def nest(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The dicts that :func:`flatten` made one level of (named tuples come back as dicts)."""
+    """The inverse of :func:`flatten`, except that named tuples become dicts."""
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *above, last = path.split(SEPARATOR)
@@ -90,9 +89,9 @@ def finite(tree: Any) -> bool:
 
 
 def finite_rows(stacked: Any) -> list[bool]:
-    """Of each row of a stack of trees, whether all its numbers are finite."""
+    """For each tree of a stack, whether all its numbers are finite."""
     sums = [torch.isfinite(leaf.flatten(1).sum(1) if leaf.dim() > 1 else leaf) for leaf in leaves(stacked)]
-    if sums and bool(torch.stack(sums).all()):  # so is each number; a sum that is not may have grown too large
+    if sums and bool(torch.stack(sums).all()):  # finite sums have finite terms; other sums may just have overflowed
         return [True] * len(sums[0])
     checks = [torch.isfinite(leaf).flatten(1).all(1) for leaf in leaves(stacked) if leaf.dim() > 1]
     checks += [torch.isfinite(leaf) for leaf in leaves(stacked) if leaf.dim() == 1]
@@ -100,7 +99,7 @@ def finite_rows(stacked: Any) -> list[bool]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """The same paths and the same bytes (NaN equals NaN)."""
+    """Whether paths and bytes are the same (NaN equals NaN)."""
     a, b = flatten(a), flatten(b)
     return a.keys() == b.keys() and all(_same(a[path], b[path]) for path in a)
 
@@ -112,36 +111,36 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def stack(trees: Sequence[T]) -> T:
-    """Trees of one shape as one tree whose leaves have a row for each."""
+    """One tree whose leaves have one row for each of the trees, which share their structure."""
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
 def columns(trees: Sequence[Any]) -> dict[str, list[Tensor]]:
-    """The leaves of trees of one shape, by their path: those of all trees side by side."""
-    return dict(zip(flatten(trees[0]), _side_by_side(trees), strict=True))
+    """For each path, the list of all trees' leaves there. The trees share their structure."""
+    return dict(zip(flatten(trees[0]), _columns(trees), strict=True))
 
 
-def _side_by_side(trees: Sequence[Any]) -> Iterator[list[Tensor]]:
+def _columns(trees: Sequence[Any]) -> Iterator[list[Tensor]]:
     first = trees[0]
-    kind = Tensor if isinstance(first, Tensor) else type(first)
-    alike = all(isinstance(tree, kind) for tree in trees)
-    if not alike or (isinstance(first, dict) and any(tree.keys() != first.keys() for tree in trees)):
-        raise ValueError("the trees differ in shape")
+    cls = Tensor if isinstance(first, Tensor) else type(first)
+    same_type = all(isinstance(tree, cls) for tree in trees)
+    if not same_type or (isinstance(first, dict) and any(tree.keys() != first.keys() for tree in trees)):
+        raise ValueError("the trees differ in structure")
     if isinstance(first, Tensor):
         yield list(trees)
         return
     parts = ([tree[name] for tree in trees] for name in first) if isinstance(first, dict) else zip(*trees, strict=True)
     for part in parts:
-        yield from _side_by_side(part)
+        yield from _columns(part)
 
 
-def unstack(tree: T, many: int) -> list[T]:
-    """The trees that :func:`stack` put together."""
-    return [row(tree, index) for index in range(many)] if leaves(tree) else [tree] * many
+def unstack(tree: T, count: int) -> list[T]:
+    """The trees of a stack."""
+    return [row(tree, index) for index in range(count)] if leaves(tree) else [tree] * count
 
 
 def row(tree: T, index: int) -> T:
-    """One of the trees that :func:`stack` put together."""
+    """One tree of a stack."""
     return map(lambda leaf: leaf[index], tree)
 
 
@@ -162,7 +161,7 @@ def zeros_like(tree: T) -> T:
 
 
 def dot(a: Any, b: Any) -> Tensor:
-    """The inner product of two trees of one shape."""
+    """The inner product of two trees with the same structure."""
     products = [(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(products).sum() if products else torch.zeros(())
 
@@ -172,46 +171,46 @@ def norm(tree: Any) -> Tensor:
 
 
 def pick(tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> Tensors:
-    """The tensors whose name is wanted."""
+    """The tensors whose names are wanted."""
     return {name: value for name, value in tensors.items() if wanted(name)}
 
 
 def blocks(base: Tensors, rows: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
-    """Stacked rows and their base as matrix and vector, in pieces of some columns each, small beside the whole."""
+    """Stacked rows and their base as matrices and vectors, in blocks of columns."""
     for name, stacked in rows.items():
         flat, origin = stacked.flatten(1), base[name].flatten()
-        width = max(1, BLOCK // max(1, len(flat)))
+        width = max(1, BLOCK_SIZE // max(1, len(flat)))
         for begin in range(0, flat.shape[1], width):
             piece = slice(begin, begin + width)
             yield flat[:, piece], origin[piece]
 
 
 def deviations(base: Tensor, stacked: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """``stacked − base`` as a matrix, in pieces of some rows each, with their place; one lies where the last did."""
+    """``stacked − base`` as a matrix, in blocks of rows, each with its position. All blocks share one buffer."""
     flat, origin = stacked.detach().flatten(1), base.detach().flatten()
-    most = CACHED if stacked.device.type == "cpu" else BLOCK
-    many = max(1, min(most // max(1, flat.shape[1]), len(flat)))
-    room = flat.new_empty((many, flat.shape[1]), dtype=torch.promote_types(flat.dtype, origin.dtype))
-    for begin in range(0, len(flat), many):
-        rows = flat[begin : begin + many]
-        yield torch.sub(rows, origin, out=room[: len(rows)]), slice(begin, begin + many)
+    block_size = CPU_BLOCK_SIZE if stacked.device.type == "cpu" else BLOCK_SIZE
+    height = max(1, min(block_size // max(1, flat.shape[1]), len(flat)))
+    buffer = flat.new_empty((height, flat.shape[1]), dtype=torch.promote_types(flat.dtype, origin.dtype))
+    for begin in range(0, len(flat), height):
+        block = flat[begin : begin + height]
+        yield torch.sub(block, origin, out=buffer[: len(block)]), slice(begin, begin + height)
 
 
 def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
-    """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; what is not in ``rows`` stays.
+    """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; the other tensors stay.
 
-    Written through the deviations, so that rows equal to the base leave it as it is to the last bit. A row of weight
-    zero may hold anything, NaN included.
+    Computed from the deviations, so that rows equal to the base leave it unchanged to the last bit. A row of weight
+    zero may hold any value, including NaN.
     """
     used = weights != 0
-    many = int(used.sum())
-    if not many:
+    count = int(used.sum())
+    if not count:
         return dict(base)
     moved = dict(base)
     for name, stacked in rows.items():
         total = base[name].flatten().clone()
         for part, piece in deviations(base[name], stacked):
-            if many < len(weights):
+            if count < len(weights):
                 part = torch.where(used[piece, None], part, 0)
             total += weights[piece].to(part.dtype) @ part
         moved[name] = total.reshape(base[name].shape)
@@ -219,42 +218,45 @@ def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
 
 
 def as_saved(leaf: Tensor) -> Tensor:
-    """Laid out in memory as it comes back from a checkpoint or a process, strides of sides of one included: the order
-    of sums and the library's choice of a convolution depend on them. One that lies so already is given back itself."""
+    """The tensor with the memory layout it has after loading from a checkpoint or another process, including the
+    strides of dimensions of size one. The order of sums and the choice of a convolution depend on the layout. A tensor
+    that has it already is returned itself."""
     saved = leaf.contiguous().flatten().view(leaf.shape)
     return leaf if leaf.stride() == saved.stride() else saved
 
 
 def cosines(step: Tensors, base: Tensors, rows: Tensors) -> list[float]:
-    """The cosine between a step and each row's deviation from the base; 0 beside a zero."""
+    """The cosine between a step and each row's deviation from the base; 0 if one of them is zero."""
     if not rows:
         return []
 
-    def products(short: bool) -> list[list[float]]:
-        each = [_products(step[name], base[name], stacked, short) for name, stacked in rows.items()]
-        found: list[list[float]] = torch.stack(each).sum(0).tolist()
-        return found
+    def products(fast: bool) -> list[list[float]]:
+        each = [_products(step[name], base[name], stacked, fast) for name, stacked in rows.items()]
+        sums: list[list[float]] = torch.stack(each).sum(0).tolist()
+        return sums
 
     on_cpu = next(iter(rows.values())).device.type == "cpu"
-    dots, squares, length = products(short=on_cpu)
+    dots, squares, length = products(fast=on_cpu)
     if on_cpu and not all(1e-30 < square < 1e30 for square in (*squares, length[0])):  # float32's range
-        dots, squares, length = products(short=False)
+        dots, squares, length = products(fast=False)
     pairs = zip(dots, squares, length, strict=True)
     return [d / math.sqrt(s * n) if s * n > 0 else 0.0 for d, s, n in pairs]
 
 
-def _products(step: Tensor, base: Tensor, stacked: Tensor, short: bool) -> Tensor:
-    """Of each row's deviation with the step, with itself, and of the step with itself, summed in float64; in short,
-    stretches are summed in the numbers' own kind, which on a CPU takes a quarter of the time."""
-    wide = step.flatten().double()
-    stretch, direction = (SUMMED, step.flatten()) if short else (max(1, len(wide)), wide)
+def _products(step: Tensor, base: Tensor, stacked: Tensor, fast: bool) -> Tensor:
+    """The inner products deviation · step and deviation · deviation of each row, and step · step, in float64.
+
+    ``fast`` sums short chunks in the tensors' own dtype, which takes a quarter of the time on a CPU.
+    """
+    step64 = step.flatten().double()
+    chunk, direction = (MAX_FLOAT32_SUM, step.flatten()) if fast else (max(1, len(step64)), step64)
     parts = []
     for part, _ in deviations(base, stacked):
-        pairs = zip(torch.split(part, stretch, 1), torch.split(direction, stretch), strict=True)
-        sums = [_with_both(some.to(along.dtype), along) for some, along in pairs]
-        parts.append(torch.stack(sums).sum(0, dtype=wide.dtype))
-    return torch.cat([torch.cat(parts, 1), wide.square().sum().expand(1, len(stacked))])
+        pairs = zip(torch.split(part, chunk, 1), torch.split(direction, chunk), strict=True)
+        sums = [_dot_and_square(some.to(along.dtype), along) for some, along in pairs]
+        parts.append(torch.stack(sums).sum(0, dtype=step64.dtype))
+    return torch.cat([torch.cat(parts, 1), step64.square().sum().expand(1, len(stacked))])
 
 
-def _with_both(rows: Tensor, direction: Tensor) -> Tensor:
+def _dot_and_square(rows: Tensor, direction: Tensor) -> Tensor:
     return torch.stack([rows @ direction, torch.linalg.vector_norm(rows, dim=1).square()])

@@ -1,4 +1,4 @@
-"""Every registered method keeps the laws; and the laws can be broken, each by a method made to break it."""
+"""Every registered method satisfies the laws, and each law is violated by a method made for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_method_keeps_every_law(name: str, law: Any) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_are_averaged_by_rows(name: str) -> None:
-    """BatchNorm's running statistics, of all clients and by their rows, however parameters are merged."""
+    """BatchNorm's running statistics of all clients are averaged by examples, for any aggregation of parameters."""
     method = METHODS[name].kind(**METHODS[name].preset)
     bench = conformance.Bench(conformance.trained(method, finale=False, rounds=1), method)
     server = bench.result.server
@@ -48,7 +48,7 @@ class Global(Algorithm):
 
 
 class Deaf(Algorithm):
-    """Always starts from the same point and never moves."""
+    """Always starts from the same point and never changes."""
 
     def init(self, task: Task, roster: Any) -> State:
         return State(tree.zeros_like(task.init()), {})
@@ -62,13 +62,13 @@ class FirstWins(Algorithm):
     """Takes the statistics of the first client, as one popular library does with BatchNorm's buffers."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
+        averaged, record = super().aggregate(task, server, ups, cohort)
         first = {name: rows[0] for name, rows in ups.model.stats.items()}
-        return merged._replace(model=Model(merged.model.params, first)), record
+        return averaged._replace(model=Model(averaged.model.params, first)), record
 
 
 class InPlace(Algorithm):
-    """Writes into what it was given."""
+    """Writes to its arguments."""
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         after = super().step(task, ctx, work, batch)
@@ -101,7 +101,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @dataclass(frozen=True)
 class Reads(Algorithm):
-    """Looks at a tensor's values on the client."""
+    """Reads a tensor's values on the client."""
 
     how: str = "item"
     hook: str = "objective"
@@ -138,7 +138,7 @@ class Reads(Algorithm):
 
 
 class Forgetful(Algorithm):
-    """Keeps what a checkpoint cannot hold."""
+    """Keeps something that a checkpoint cannot store."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
@@ -151,7 +151,7 @@ class Forgetful(Algorithm):
 
 
 class Meddler(Algorithm):
-    """Changes what the client keeps before the server has merged anything."""
+    """Changes the client state before the server has aggregated anything."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
@@ -168,12 +168,12 @@ class Widens(Algorithm):
     """Lets the model become double precision."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        return tree.map(torch.Tensor.double, merged), record
+        averaged, record = super().aggregate(task, server, ups, cohort)
+        return tree.map(torch.Tensor.double, averaged), record
 
 
 class Shortens(Algorithm):
-    """Keeps and sends sums in float32, whatever the run's precision."""
+    """Keeps and sends sums in float32, for any precision of the run."""
 
     where: ClassVar[str] = "up"
 
@@ -184,7 +184,7 @@ class Shortens(Algorithm):
 
 
 class KeepsShort(Shortens):
-    """The same of what stays with the client."""
+    """The same for what stays with the client."""
 
     where: ClassVar[str] = "own"
 
@@ -206,7 +206,7 @@ class Zeroed(Algorithm):
 
 
 class Divides(Algorithm):
-    """Is not finite where BatchNorm has statistics that are not shared."""
+    """Is not finite if BatchNorm has statistics that are not shared."""
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
@@ -214,7 +214,7 @@ class Divides(Algorithm):
 
 
 class CountsDead(Algorithm):
-    """Averages over all rows, dead ones too."""
+    """Averages over padding too."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         net = task.training(model, batch)
@@ -223,7 +223,7 @@ class CountsDead(Algorithm):
 
 
 class Leaks(Algorithm):
-    """Says that the head stays, and sends it."""
+    """Declares that the head is not shared, and sends it."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
@@ -235,7 +235,7 @@ class Leaks(Algorithm):
 
 
 class BatchWise(Algorithm):
-    """Answers a row by its batch."""
+    """Its prediction depends on the batch."""
 
     def predict(self, task: Task, model: Model, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
         return super().predict(task, model, x - x.mean(0), live)
@@ -243,7 +243,7 @@ class BatchWise(Algorithm):
 
 @dataclass(frozen=True)
 class Uphill(Algorithm):
-    """Climbs the loss."""
+    """Increases the loss."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
@@ -251,7 +251,7 @@ class Uphill(Algorithm):
 
 
 class OneLabel(Algorithm):
-    """Looks at the label alone, as if nothing had been mixed in."""
+    """Uses only the first label, as without mixup."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         return super().objective(task, ctx, model, batch._replace(mixed=None))
@@ -287,16 +287,16 @@ def test_every_law_can_be_broken(law: Any) -> None:
 
 @pytest.mark.parametrize("method", [Shortens, KeepsShort])
 def test_nothing_a_method_adds_has_fewer_digits(method: type[Algorithm]) -> None:
-    found = conformance.check(method(), conformance.dtype_is_kept)
-    assert found is not None
-    assert "extra/sum has become torch.float32 in a float64 run" in found
+    problem = conformance.check(method(), conformance.dtype_is_kept)
+    assert problem is not None
+    assert "extra/sum is torch.float32 in a float64 run" in problem
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_number_a_method_adds_has_gone_through_float32(name: str) -> None:
-    """Nor was it rounded on its way: numbers of 17 to 24 digits, in float64, are those of float32."""
+    """A float64 number with 17 to 24 significant bits was rounded to float32 at some point."""
     method = METHODS[name].kind(**METHODS[name].preset)
-    # Without BatchNorm and with decay every parameter moves: as it is drawn, it is one of float32.
+    # Without BatchNorm and with decay every parameter changes: initial values are float32 numbers.
     result = conformance.trained(method, False, rounds=2, weight_decay=0.01)
     for path, leaf in tree.flatten(conformance.states(result)).items():
         if "/extra/" in path and leaf.is_floating_point():
@@ -316,16 +316,16 @@ def test_every_way_to_read_a_value_is_noticed(how: str) -> None:
 
 @pytest.mark.parametrize("hook", ["start", "begin", "step", "objective", "loss", "finish", "predict"])
 def test_every_client_hook_is_watched(hook: str) -> None:
-    """And the line is named at which it happened, with what the user wrote there."""
-    found = conformance.check(Reads("item", hook), conformance.client_hooks_read_no_values)
+    """And the message names the line and the operation."""
+    problem = conformance.check(Reads("item", hook), conformance.client_hooks_read_no_values)
     lines, first = inspect.getsourcelines(READS["item"])
-    assert found is not None
-    assert "torch.Tensor.item" in found
-    assert f"{__file__}:{first + next(i for i, line in enumerate(lines) if 'item()' in line)}" in found
+    assert problem is not None
+    assert "torch.Tensor.item" in problem
+    assert f"{__file__}:{first + next(i for i, line in enumerate(lines) if 'item()' in line)}" in problem
 
 
 class Gathers(Algorithm):
-    """Chooses by places and by where, which computes without waiting."""
+    """Selects by index and by ``where``, without synchronising."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         order = batch.y.argsort()
@@ -347,7 +347,7 @@ def test_the_server_may_read_values() -> None:
 
 
 class Median(Algorithm):
-    """Yin et al. 2018: the median of each coordinate; normalisation statistics stay as they were drawn."""
+    """Yin et al. 2018: the median of each coordinate; normalisation statistics stay unchanged."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         return State(Model(tree.map(lambda rows: rows.median(0).values, ups.model.params), server.model.stats), {}), {}
@@ -361,7 +361,7 @@ class Trimmed(Algorithm):
 
 
 class Still(Algorithm):
-    """A server that takes up nothing."""
+    """A server that ignores the uploads."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         return server, {}
@@ -371,26 +371,26 @@ class Backwards(Algorithm):
     """A server that steps away from its clients."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        away = {name: 2 * p - merged.model.params[name] for name, p in server.model.params.items()}
-        return merged._replace(model=merged.model._replace(params=away)), record
+        averaged, record = super().aggregate(task, server, ups, cohort)
+        away = {name: 2 * p - averaged.model.params[name] for name, p in server.model.params.items()}
+        return averaged._replace(model=averaged.model._replace(params=away)), record
 
 
-@pytest.mark.parametrize("kind", [Median, Trimmed])
-def test_a_robust_aggregator_learns(kind: type[Algorithm]) -> None:
-    assert conformance.check(kind(), conformance.it_learns) is None
+@pytest.mark.parametrize("method", [Median, Trimmed])
+def test_a_robust_aggregator_learns(method: type[Algorithm]) -> None:
+    assert conformance.check(method(), conformance.it_learns) is None
 
 
-@pytest.mark.parametrize("kind", [Still, Backwards])
-def test_a_server_that_does_not_follow_does_not_learn(kind: type[Algorithm]) -> None:
-    assert conformance.check(kind(), conformance.it_learns) is not None
+@pytest.mark.parametrize("method", [Still, Backwards])
+def test_a_server_that_does_not_follow_does_not_learn(method: type[Algorithm]) -> None:
+    assert conformance.check(method(), conformance.it_learns) is not None
 
 
 # ---- a method that crashes
 
 
 class Crashes(Algorithm):
-    """Does not run at all: the network takes no rows of this width."""
+    """Always crashes: the network does not accept inputs of this width."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
@@ -398,7 +398,7 @@ class Crashes(Algorithm):
 
 
 class CrashesLocally(Algorithm):
-    """Does not run where normalisation stays with the client."""
+    """Crashes if normalisation layers stay with the client."""
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
@@ -406,7 +406,7 @@ class CrashesLocally(Algorithm):
 
 
 def test_a_crash_is_told_once_with_its_place() -> None:
-    """The first law reports the error, the line and the hook; the others could not be run."""
+    """The first law reports the error, the line and the hook; the others are marked as repeated."""
     first, *others = conformance.verdicts(Crashes())
     lines, begin = inspect.getsourcelines(Crashes)
     line = begin + next(i for i, text in enumerate(lines) if "the crash" in text)
@@ -418,20 +418,20 @@ def test_a_crash_is_told_once_with_its_place() -> None:
 
 
 def test_laws_that_do_not_crash_are_judged() -> None:
-    """One that is stopped in one law alone is held to all others."""
-    found = {verdict.law.__name__: verdict for verdict in conformance.verdicts(CrashesLocally())}
-    (name,) = (name for name, verdict in found.items() if verdict.problem)
+    """A crash in one law does not stop the others."""
+    verdicts = {verdict.law.__name__: verdict for verdict in conformance.verdicts(CrashesLocally())}
+    (name,) = (name for name, verdict in verdicts.items() if verdict.problem)
     assert name == "works_with_and_without_normalisation"
-    assert "KeyError" in found[name].problem
-    assert not any(verdict.again for verdict in found.values())
+    assert "KeyError" in verdicts[name].problem
+    assert not any(verdict.again for verdict in verdicts.values())
 
 
-# ---- a finale is held to the laws as the rounds before it are
+# ---- the laws also apply to post-training stages
 
 
 @dataclass(frozen=True)
 class Closing(Algorithm):
-    """A method that does nothing wrong before its finale."""
+    """A method that is correct before its post-training stage."""
 
     last: str = ""
 
@@ -443,7 +443,7 @@ class Closing(Algorithm):
 
 
 class Thaws(Closing):
-    """Averages a head that it says is frozen and has let decay."""
+    """Decays a head that it declares as frozen."""
 
     def finale(self) -> tuple[Algorithm, ...]:
         return ()
@@ -454,7 +454,7 @@ class Thaws(Closing):
 
 
 class Melts(Closing):
-    """Leaves its clients a head that it says is frozen and is not."""
+    """Changes its clients' heads, which it declares as frozen."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
@@ -467,7 +467,7 @@ class Melts(Closing):
 
 
 class Tunes(Closing):
-    """A finale may move what the rounds before it left alone."""
+    """A post-training stage may train what the rounds before it froze."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
@@ -491,12 +491,12 @@ ALLOWED = {"tunes": Tunes}
 
 
 @pytest.mark.parametrize("name", FINALES)
-def test_a_finale_can_break_a_law(name: str) -> None:
+def test_a_post_training_stage_can_break_a_law(name: str) -> None:
     law = next(law for law in conformance.LAWS if law.__name__.startswith(name))
-    found = conformance.check(Closing(name), law)
-    assert found is not None
-    assert "after the finale" in found or not name.startswith("frozen")
+    problem = conformance.check(Closing(name), law)
+    assert problem is not None
+    assert "after post-training" in problem or not name.startswith("frozen")
 
 
-def test_a_finale_may_tune_what_was_frozen() -> None:
+def test_a_post_training_stage_may_tune_what_was_frozen() -> None:
     assert conformance.check(Closing("tunes"), conformance.frozen_parameters_do_not_move) is None

@@ -1,4 +1,4 @@
-"""Every registered method learns real digits: its global model well, its personal ones at least as well as alone."""
+"""Every registered method learns digits: global models well, personal ones at least as well as local training."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Read = Callable[[Result], Any]
 
 @dataclass(frozen=True)
 class FixedHead(Algorithm):
-    """FedAvg under a head that stays as it was drawn."""
+    """FedAvg with a frozen random head."""
 
     def trains(self, name: str) -> bool:
         return not name.startswith("head.")
@@ -48,7 +48,7 @@ def of_clients(result: Result) -> dict[str, Model]:
 
 
 def of_layers(result: Result) -> dict[str, Model]:
-    """What the clients keep of the model that is averaged."""
+    """The part of the averaged model that the clients keep."""
     kept = {k: Model(**own.extra["global"]) if "global" in own.extra else own.model for k, own in result.owns.items()}
     return {str(k): _common(model) for k, model in kept.items()}
 
@@ -78,10 +78,10 @@ REDUCTIONS: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm], tu
 def test_a_method_reduced_is_the_other_bit_for_bit(name: str, norm: str) -> None:
     special, plain, reads = REDUCTIONS[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is so is said
+        warnings.simplefilter("ignore", UserWarning)  # the methods warn about these settings
         methods = [make() for make in (special, plain)]
     settings: dict[str, Any] = {"norm": norm, "rounds": 4, "weight_decay": 0.01}
-    if plain is not Local:  # one who comes late starts from the model as it then is, which Local's never becomes
+    if plain is not Local:  # a late client starts from the current server model, which Local never changes
         settings |= {"participation": 0.6, "dropout": 0.2}
     runs = [conformance.trained(method, finale=False, momentum=0.5, **settings) for method in methods]
     for read in reads:

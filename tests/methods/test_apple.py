@@ -44,7 +44,7 @@ def after(method: APPLE, fed: Federation, rounds: int) -> tuple[State, dict[int,
 
 @pytest.mark.parametrize(("core_rate", "downloads"), [(1.0, 0), (3.0, 0), (1.0, 1)])
 def test_one_step_goes_down_the_slope_of_the_papers_objective(core_rate: float, downloads: int) -> None:
-    """In core and relation, against central differences of F written out anew; later cores are stale copies."""
+    """In core and relation, against central differences of an independent F; later cores are stale copies."""
     fed = four_clients()
     method = APPLE(0.01, strength=5.0, schedule="cosine", horizon=40, downloads=downloads, core_rate=core_rate)
     server, owns, _ = after(method, fed, 5)
@@ -54,9 +54,10 @@ def test_one_step_goes_down_the_slope_of_the_papers_objective(core_rate: float, 
     work = method.begin(fed.task, ctx)
     stepped = method.step(fed.task, ctx, work, batch)
     rows = dict(ctx.own.extra["cores"] if downloads else server.extra["cores"])
-    for place, j in enumerate(ctx.down.extra["which"].tolist()):
+    for position, j in enumerate(ctx.down.extra["which"].tolist()):
         rows = {
-            name: v.index_copy(0, torch.tensor([j]), ctx.down.extra["cores"][name][[place]]) for name, v in rows.items()
+            name: v.index_copy(0, torch.tensor([j]), ctx.down.extra["cores"][name][[position]])
+            for name, v in rows.items()
         }
     focus = (1 + torch.cos(torch.tensor(torch.pi * 5 / 40, dtype=DOUBLE))) / 2
 
@@ -72,19 +73,19 @@ def test_one_step_goes_down_the_slope_of_the_papers_objective(core_rate: float, 
     here, relation, step = work.model.params, work.extra["relation"], 1e-5
     for j in range(4):
         nudge = step * F.one_hot(torch.tensor(j), 4).double()
-        slope = (objective(here, relation + nudge) - objective(here, relation - nudge)) / (2 * step)
-        torch.testing.assert_close((relation - stepped.extra["relation"])[j] / 0.01, slope, rtol=1e-6, atol=1e-8)
+        expected = (objective(here, relation + nudge) - objective(here, relation - nudge)) / (2 * step)
+        torch.testing.assert_close((relation - stepped.extra["relation"])[j] / 0.01, expected, rtol=1e-6, atol=1e-8)
     for name, value in here.items():
-        for place in range(0, value.numel(), 3):
-            nudge = torch.zeros_like(value).flatten().index_fill(0, torch.tensor(place), step).reshape(value.shape)
+        for position in range(0, value.numel(), 3):
+            nudge = torch.zeros_like(value).flatten().index_fill(0, torch.tensor(position), step).reshape(value.shape)
             up, down = ({**here, name: value + sign * nudge} for sign in (1, -1))
-            slope = core_rate * (objective(up, relation) - objective(down, relation)) / (2 * step)
-            found = (value - stepped.model.params[name]).flatten()[place] / 0.1
-            torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-8)
+            expected = core_rate * (objective(up, relation) - objective(down, relation)) / (2 * step)
+            gradient = (value - stepped.model.params[name]).flatten()[position] / 0.1
+            torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_cores_go_up_and_the_mix_as_trained_is_the_answer() -> None:
-    """The answer: by the new relation, of the new core of one's own and the others' of the last round."""
+    """The prediction uses the new relation, the client's new core, and the other cores of the last round."""
     fed, method = four_clients(), APPLE(coefficient_rate=0.05)
     server, owns, _ = after(method, fed, 6)
     sent = Sequential(method, fed).train_round(server, owns, [0, 3], 7, 0.3, 2)
@@ -103,8 +104,8 @@ def test_cores_go_up_and_the_mix_as_trained_is_the_answer() -> None:
         close(answer, {name: torch.tensordot(own.extra["relation"], rows, 1) for name, rows in trained_on.items()})
 
 
-def test_who_never_took_part_answers_with_what_it_would_start_from() -> None:
-    """The mix of all cores by p0, or where they do not all come down, the first model."""
+def test_a_client_that_never_took_part_predicts_with_its_start() -> None:
+    """The mix of all cores by p0; with limited downloads, the initial model."""
     for downloads in (0, 1):
         fed, method = four_clients(), APPLE(downloads=downloads)
         server, _, _ = after(method, fed, 2)
@@ -117,7 +118,7 @@ def test_who_never_took_part_answers_with_what_it_would_start_from() -> None:
 
 
 def test_nobody_sees_this_rounds_cores() -> None:
-    """What a client trains on does not depend on who else takes part."""
+    """A client's training does not depend on which others take part."""
     fed, method = four_clients(), APPLE()
     server, owns, _ = after(method, fed, 4)
     engine = Sequential(method, fed)
@@ -139,7 +140,7 @@ def test_absent_clients_cores_stay_at_the_server() -> None:
 
 @pytest.mark.parametrize(("schedule", "half"), [("cosine", 0.5), ("exponential", 0.001**0.5)])
 def test_the_penalty_fades_out(schedule: str, half: float) -> None:
-    """λ = 1 in the first round, as the paper's formula says half way, and 0 from round L + 1 on."""
+    """λ = 1 in the first round, the paper's formula half way, and 0 from round L + 1 on."""
     method, fed = APPLE(schedule=schedule, horizon=10), four_clients()
     values = [float(method._focus(fed.client(0, round, 0.1, 1))) for round in (1, 6, 10, 11, 500)]
     assert values[:2] == pytest.approx([1.0, half])
@@ -149,7 +150,7 @@ def test_the_penalty_fades_out(schedule: str, half: float) -> None:
 
 @dataclass(frozen=True)
 class Apart(APPLE):
-    """Every client mixes its own core alone."""
+    """Every client mixes only its own core."""
 
     def join(self, task: Task, server: State, client: Client) -> State:
         own = super().join(task, server, client)
@@ -160,14 +161,14 @@ class Apart(APPLE):
 @pytest.mark.filterwarnings("ignore:APPLE with method.coefficient_rate=0")
 def test_a_client_that_mixes_its_own_core_alone_trains_locally() -> None:
     settings = {"rounds": 3, "clients": 6, "participation": 0.5, "momentum": 0.5, "precision": "float64"}
-    alone, apart = (fedrane.run(quick(method=kind, **settings)) for kind in ("local", Apart(coefficient_rate=0.0)))
+    alone, apart = (fedrane.run(quick(method=method, **settings)) for method in ("local", Apart(coefficient_rate=0.0)))
     for k, own in alone.owns.items():
         same_bytes(apart.owns[k].model, own.model)
 
 
-def test_a_relation_that_cannot_move_is_said() -> None:
-    """All clients then start every round from one mix."""
-    with pytest.warns(UserWarning, match="all mix alike"):
+def test_a_fixed_relation_gives_a_warning() -> None:
+    """All clients then start every round from the same mix."""
+    with pytest.warns(UserWarning, match="all mix equally"):
         method = APPLE(coefficient_rate=0.0)
     fed = four_clients()
     server, owns, _ = after(method, fed, 5)
@@ -185,7 +186,7 @@ def test_it_starts_as_the_average_by_rows() -> None:
 
 
 def test_relations_learn_whom_to_trust() -> None:
-    """Two clients of a kind and two of another, with labels that contradict: each comes to weigh its own kind more."""
+    """Two pairs of clients with contradicting labels: each learns larger weights for its own pair."""
     data = table(120)
     turned = torch.tensor([1, 2, 0]).numpy()[data.y]
     half = len(data.y) // 2
@@ -204,7 +205,7 @@ def test_relations_learn_whom_to_trust() -> None:
 
 @pytest.mark.parametrize("downloads", [1, 2])
 def test_only_so_many_cores_come_down(downloads: int) -> None:
-    """By the bytes as by the tree: M cores, their numbers and p0; and all other cores only where all may come."""
+    """In bytes and in the tree: M cores, their numbers and p0; without a limit all other cores."""
     for limit, expected in ((downloads, downloads), (0, 4)):
         result = fedrane.run(quick(method=APPLE(downloads=limit), clients=5, rounds=2))
         core = tree.nbytes(tree.row(result.server.extra["cores"], 0))
@@ -219,7 +220,7 @@ def test_only_so_many_cores_come_down(downloads: int) -> None:
 
 
 def test_the_mix_takes_the_last_copy_of_what_did_not_come() -> None:
-    """Against a book kept beside it, of what each client was last sent of each core."""
+    """Compared with a separate record of the last copy of each core that each client received."""
     fed, method = four_clients(), APPLE(downloads=1)
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
     first = tree.row(server.extra["cores"], 0)

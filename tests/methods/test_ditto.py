@@ -18,7 +18,7 @@ from problems import DOUBLE, Quadratics, quick
 
 @pytest.mark.parametrize("strength", [0.1, 1.0, 5.0])
 def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With w fixed and its steps run to convergence: (H + λI)⁻¹ (H a + λ w)."""
+    """With w fixed and steps to convergence: (H + λI)⁻¹ (H a + λ w)."""
     problem = Quadratics(monkeypatch)
     method, fed = Ditto(strength, personal_steps=2), problem.federation
     server = method.init(fed.task, fed.roster)
@@ -41,13 +41,13 @@ def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.Monkey
     sent = Sequential(method, fed).train_round(server, {1: kept}, [1], 1, rate, 1)
     own, origin = problem.point(kept.model.params), problem.point(server.model.params)
     for _ in range(steps):
-        slope = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)
-        own = own - rate * slope
+        gradient = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)
+        own = own - rate * gradient
     torch.testing.assert_close(problem.point(sent.owns[1].model.params), own, rtol=1e-12, atol=1e-12)
 
 
 def test_the_global_model_is_fedavgs() -> None:
-    """Bit for bit: nothing of the personal training is seen by it."""
+    """Bit for bit: personal training does not affect it."""
     settings = {"rounds": 4, "momentum": 0.5, "participation": 0.5, "clients": 6}
     runs = [fedrane.run(quick(method=method, **settings)) for method in (Ditto(), FedAvg())]
     same_bytes(runs[0].server, runs[1].server)
@@ -64,7 +64,7 @@ def test_personal_models_go_on_from_round_to_round() -> None:
 
 
 def test_without_its_pull_it_is_said_to_be_local_training() -> None:
-    """And is, bit for bit: with its momentum and its normalisation statistics."""
+    """And it is, bit for bit, with momentum and normalisation statistics."""
     with pytest.warns(UserWarning, match="local training"):
         method = Ditto(strength=0.0)
     pulled, alone = (conformance.trained(m, momentum=0.5) for m in (method, Local()))

@@ -1,4 +1,4 @@
-"""FedAvg's laws: what it is equal to, and what cannot change it."""
+"""FedAvg's laws: what it equals, and what must not change it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parameters(module: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("cuts", [[1, 2], [40, 41, 119], [10, 20, 30, 40], []], ids=str)
 def test_a_full_batch_step_is_centralised_gradient_descent(cuts: list[int]) -> None:
-    """Whatever the partition and however unequal the clients, one full-batch step is one step on the pooled rows."""
+    """For any partition, one full-batch step is one step on the pooled examples."""
     data = table(120)
     order = np.random.default_rng(1).permutation(120)
     fed = federation(data, [part.tolist() for part in np.split(order, cuts)])
@@ -68,7 +68,7 @@ def test_a_full_batch_step_is_centralised_gradient_descent(cuts: list[int]) -> N
 
 @pytest.mark.parametrize("sgd", [SGD(), SGD(0.9, 1e-2), SGD(0.5, 0.0, clip=0.05)], ids=str)
 def test_one_client_is_plain_sgd(sgd: SGD) -> None:
-    """One client is torch's own SGD on the same batches, momentum starting anew each round."""
+    """One client is torch's SGD on the same batches, with momentum reset in each round."""
     fed = federation(table(50), [list(range(50))], batch=16, sgd=sgd)
     server = first(fed)
     module = as_module(server)
@@ -91,7 +91,7 @@ def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_one_client_with_batchnorm_is_plain_sgd() -> None:
-    """Its running statistics too: those of every step, in their order."""
+    """Its running statistics too, updated in every step."""
     fed = federation(table(50), [list(range(50))], normalised, "3", batch=16)
     server = first(fed)
     module = normalised((6,), 3).double()
@@ -113,7 +113,7 @@ def test_one_client_with_batchnorm_is_plain_sgd() -> None:
 
 
 def test_the_recorded_loss_is_the_mean_over_rows() -> None:
-    """Not over batches: the last one is shorter. At rate 0, so that the model is the same in all of them."""
+    """Not over batches: the last one is shorter. At lr 0, so that the model is the same in all of them."""
     fed = federation(table(50), [list(range(21)), list(range(21, 50))], batch=8)
     server = first(fed)
     sent = Sequential(FedAvg(), fed).train_round(server, {}, [0, 1], 1, 0.0, 2)
@@ -124,7 +124,7 @@ def test_the_recorded_loss_is_the_mean_over_rows() -> None:
 
 
 def test_the_order_of_clients_is_irrelevant() -> None:
-    """To the last bit: uploads are merged in the order of client numbers, whoever answers first."""
+    """To the last bit: uploads are aggregated in the order of client numbers, not of arrival."""
     fed = federation(table(60), [list(range(10)), list(range(10, 35)), list(range(35, 60))], batch=8)
     server, engine = first(fed), Sequential(FedAvg(), fed)
     one, other = (engine.train_round(server, {}, order, 1, 0.1, 2) for order in ([0, 1, 2], [2, 0, 1]))
@@ -164,7 +164,7 @@ def test_uploads_equal_to_the_model_leave_it(sizes: list[int], seed: int, dtype:
 
 
 def test_the_mean_is_weighted_by_samples() -> None:
-    """Against the formula, written out."""
+    """Against the explicit formula."""
     base, rows = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
     expected = (1 * rows[0] + 2 * rows[1] + 7 * rows[2]) / 10
     close({"w": merged(base, rows, [1, 2, 7])}, {"w": expected}, 1e-14)
@@ -182,7 +182,7 @@ def test_statistics_are_averaged_by_samples() -> None:
 
 
 def test_a_padded_last_batch_trains_as_if_it_were_not() -> None:
-    """A whole client's round, masked against cut, with BatchNorm and without."""
+    """A client's whole round, with padding and without, with BatchNorm and without."""
     for norm in (nn.BatchNorm1d(4), nn.Identity()):
 
         def network(shape: tuple[int, ...], classes: int, norm: nn.Module = norm) -> nn.Module:

@@ -1,4 +1,4 @@
-"""FedBABU: a head that does not move, and tuning that is plain SGD and leaves the server alone."""
+"""FedBABU: a head that does not change, and tuning that is plain SGD and does not change the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bodies(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_the_head_does_not_move_in_ten_rounds() -> None:
-    """Not by momentum, not by weight decay: to the last bit, with the server and with every client."""
+    """Not by momentum or weight decay, to the last bit, on the server and on every client."""
     settings: dict[str, Any] = {"rounds": 10, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.05}
     result = conformance.trained(FedBABU(), finale=False, **settings)
     first = result.algorithm.init(result.task, result.federation.roster).model.params
@@ -56,7 +56,7 @@ def test_the_finale_leaves_the_server_as_it_was(tune: str, norm: str) -> None:
 
 @pytest.mark.parametrize("tune", PARTS)
 def test_tuning_is_plain_sgd_from_the_global_model(tune: str) -> None:
-    """torch's own optimiser, on the part that is tuned, over that client's batches."""
+    """torch's optimiser on the tuned part, over the client's batches."""
     fed = federation(table(60), HALVES, batch=8, sgd=SGD(momentum=0.9, weight_decay=0.01))
     method = FedBABU(tune, tune_epochs=3, tune_rate=0.5)
     server = method.init(fed.task, fed.roster)
@@ -85,7 +85,7 @@ def test_tuning_is_plain_sgd_from_the_global_model(tune: str) -> None:
 
 @pytest.mark.parametrize("norm", ["shared", "local"])
 def test_what_is_not_tuned_stays_the_servers(norm: str) -> None:
-    """Tuning the head alone leaves bodies untouched, and the other way round."""
+    """Tuning only the head does not change the body, and vice versa."""
     for tune, rest in (("head", bodies), ("body", heads)):
         result = conformance.trained(FedBABU(tune), norm=norm, momentum=0.9, weight_decay=0.1, participation=0.6)
         assert sorted(result.owns) == [0, 1, 2, 3, 4], "also those who never took part are tuned"
@@ -99,7 +99,7 @@ def test_what_is_not_tuned_stays_the_servers(norm: str) -> None:
 
 
 def test_the_personal_answers() -> None:
-    """The tuned model; before the finale the one the client trained last."""
+    """The tuned model; before post-training the one the client trained last."""
     before, after = (conformance.trained(FedBABU(), finale=finale) for finale in (False, True))
     assert isinstance(after.algorithm, Tuning)
     for result in (before, after):
@@ -119,7 +119,7 @@ def test_in_the_finale_the_body_goes_down_and_the_head_is_there_already(tune: st
     assert [record["bytes_up"] for record in result.history] == [body, body, 0]
 
 
-def test_a_run_stopped_before_its_finale_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_run_stopped_before_post_training_resumes_with_it(tmp_path: Path) -> None:
     e = quick(method=FedBABU(tune_epochs=2), rounds=2)
     rounds = iter((False, True, False))
     stopped = fedrane.run(e, tmp_path / "run", stop=lambda: next(rounds))
@@ -136,6 +136,6 @@ def test_a_run_stopped_before_its_finale_goes_on_with_it(tmp_path: Path) -> None
     [({"tune": "heads"}, "'head'"), ({"tune_epochs": 0}, "tune_epochs"), ({"tune_rate": 0.0}, "tune_rate")],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
-    """Tuning that does nothing among them."""
+    """Including tuning without effect."""
     with pytest.raises(ConfigError, match=words):
         FedBABU(**settings)

@@ -1,4 +1,4 @@
-"""FedDyn: its fixed point is the joint optimum; its duals sum up; the first round's minimiser in closed form."""
+"""FedDyn: its fixed point is the joint optimum; its duals sum to the server's; minimisers in closed form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from problems import DOUBLE, Quadratics, quick
 
 
 def test_the_fixed_point_is_the_joint_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of (1/N) Σ f_i, under partial participation too; there each g_k is its client's gradient and h vanishes."""
+    """Of (1/N) Σ f_i, also with partial participation; there each g_k is its client's gradient and h is 0."""
     problem = Quadratics(monkeypatch)
     method, fed = FedDyn(strength=1.0), problem.federation
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
@@ -26,11 +26,11 @@ def test_the_fixed_point_is_the_joint_optimum(monkeypatch: pytest.MonkeyPatch) -
         owns |= sent.owns
     pulls = (problem.curvatures @ problem.centres[..., None])[..., 0]
     optimum = torch.linalg.solve(problem.curvatures.sum(0), pulls.sum(0))
-    found = problem.point(server.model.params)
-    torch.testing.assert_close(found, optimum, rtol=0, atol=1e-10)
+    point = problem.point(server.model.params)
+    torch.testing.assert_close(point, optimum, rtol=0, atol=1e-10)
     for k in range(3):
-        slope = problem.curvatures[k] @ (optimum - problem.centres[k])
-        torch.testing.assert_close(problem.point(owns[k].extra["dual"]), slope, rtol=0, atol=1e-9)
+        gradient = problem.curvatures[k] @ (optimum - problem.centres[k])
+        torch.testing.assert_close(problem.point(owns[k].extra["dual"]), gradient, rtol=0, atol=1e-9)
     assert float(problem.point(server.extra["dual"]).norm()) < 1e-10
 
 
@@ -46,10 +46,10 @@ def test_the_clients_minimiser_in_closed_form(monkeypatch: pytest.MonkeyPatch) -
             dual = problem.point(owns[k].extra["dual"]) if owns else torch.zeros(4, dtype=DOUBLE)
             matrix = problem.curvatures[k] + 0.7 * torch.eye(4, dtype=DOUBLE)
             expected = torch.linalg.solve(matrix, problem.curvatures[k] @ problem.centres[k] + dual + 0.7 * origin)
-            found = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+            minimiser = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
+            torch.testing.assert_close(minimiser, expected, rtol=1e-9, atol=1e-9)
             kept = problem.point(sent.owns[k].extra["dual"])
-            torch.testing.assert_close(kept, dual - 0.7 * (found - origin), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(kept, dual - 0.7 * (minimiser - origin), rtol=1e-9, atol=1e-9)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns |= sent.owns
 

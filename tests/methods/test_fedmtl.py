@@ -1,4 +1,4 @@
-"""FedMTL: the local gradient is the joint penalty's, Ω is the best there is, and related clients come together."""
+"""FedMTL: the local gradient is the joint penalty's, Ω is optimal, and related clients move together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def penalty(w: Tensor, omega: Tensor) -> Tensor:
 
 
 def spread(rows: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
-    """Rows that differ, as after some training."""
+    """Different rows, as after some training."""
     draws = torch.Generator().manual_seed(seed)
     return {name: v + 0.3 * torch.randn(v.shape, generator=draws, dtype=v.dtype) for name, v in rows.items()}
 
@@ -36,17 +36,17 @@ def spread(rows: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
 def random_covariances(count: int, size: int, least: float) -> list[Tensor]:
     """Of trace 1, with no eigenvalue below ``least``."""
     draws = torch.Generator().manual_seed(1)
-    found = []
+    matrices = []
     for _ in range(count):
         vectors = torch.linalg.qr(torch.randn(size, size, generator=draws, dtype=DOUBLE))[0]
         shares = torch.rand(size, generator=draws, dtype=DOUBLE) ** 3
         values = least + (1 - size * least) * shares / shares.sum()
-        found.append((vectors * values) @ vectors.T)
-    return found
+        matrices.append((vectors * values) @ vectors.T)
+    return matrices
 
 
 def test_the_local_gradient_is_that_of_the_joint_penalty() -> None:
-    """In w_k, of f_k + (λ/N) tr(W Ω⁻¹ Wᵀ), with W's other columns as they are: by autograd through the trace."""
+    """The gradient in w_k of f_k + (λ/N) tr(W Ω⁻¹ Wᵀ), by autograd through the trace."""
     fed = federation(table(60), [list(range(20)), list(range(20, 45)), list(range(45, 60))])
     method = FedMTL(strength=0.7, floor=0.05)
     server = method.init(fed.task, fed.roster)
@@ -57,16 +57,16 @@ def test_the_local_gradient_is_that_of_the_joint_penalty() -> None:
         batch = next(Sequential(method, fed).batches(k, 2, 1))
         here = ctx.own.model.params
 
-        def loss(p: dict[str, Tensor], kind: FedMTL | FedAvg, ctx: Context = ctx) -> Tensor:
-            return kind.objective(fed.task, ctx, Model(p, {}), batch)[0]  # noqa: B023 - called at once
+        def loss(p: dict[str, Tensor], algorithm: FedMTL | FedAvg, ctx: Context = ctx) -> Tensor:
+            return algorithm.objective(fed.task, ctx, Model(p, {}), batch)[0]  # noqa: B023 - called at once
 
         def joint(p: dict[str, Tensor], k: int = k) -> Tensor:
             replaced = {name: torch.stack([p[name] if j == k else v[j] for j in range(3)]) for name, v in rows.items()}
             return 0.7 / 3 * penalty(columns(replaced), server.extra["covariance"])
 
-        found, plain, added = grad(loss)(here, method), grad(loss)(here, FedAvg()), grad(joint)(here)
+        whole, plain, added = grad(loss)(here, method), grad(loss)(here, FedAvg()), grad(joint)(here)
         for name in here:
-            torch.testing.assert_close(found[name], plain[name] + added[name], rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(whole[name], plain[name] + added[name], rtol=1e-9, atol=1e-10)
         assert float(tree.norm(added)) > 0.1 * float(tree.norm(plain)), "the pull counts"
 
 
@@ -95,7 +95,7 @@ def test_above_the_floor_omega_is_the_papers() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e6])
 def test_like_models_leave_omega_finite(scale: float) -> None:
-    """WᵀW has rank one at the start, and rank none where all weights are zero."""
+    """WᵀW has rank one at the start, and rank zero if all weights are zero."""
     rows = {"a": torch.full((5, 3), scale, dtype=DOUBLE)}
     values = torch.linalg.eigvalsh(covariance(rows, 0.1))
     torch.testing.assert_close(values.sum(), torch.tensor(1.0, dtype=DOUBLE))
@@ -103,7 +103,7 @@ def test_like_models_leave_omega_finite(scale: float) -> None:
 
 
 def two_clusters(monkeypatch: pytest.MonkeyPatch, method: FedMTL) -> tuple[float, float]:
-    """After training on quadratics of two kinds: the distance within them, and between them."""
+    """After training on two groups of quadratics: the distances within and between the groups."""
     problem = Quadratics(monkeypatch, clients=6)
     problem.curvatures[:] = torch.eye(4, dtype=DOUBLE)
     near = 0.5 * problem.centres
@@ -124,7 +124,7 @@ def two_clusters(monkeypatch: pytest.MonkeyPatch, method: FedMTL) -> tuple[float
 
 @pytest.mark.filterwarnings("ignore:FedMTL with method.strength=0")
 def test_related_clients_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against local training, and by more than unrelated ones do."""
+    """Compared with local training, and more than unrelated clients."""
     (near, far), (alone, apart) = (two_clusters(monkeypatch, FedMTL(strength)) for strength in (0.3, 0.0))
     assert near < 0.8 * alone
     assert near / alone < 0.9 * far / apart
@@ -134,14 +134,14 @@ def test_without_its_pull_it_is_said_to_be_local_training() -> None:
     with pytest.warns(UserWarning, match="local training"):
         method = FedMTL(strength=0.0)
     settings = {"rounds": 4, "clients": 6, "participation": 0.5, "dropout": 0.2, "momentum": 0.5}
-    alone, pulled = (fedrane.run(quick(method=kind, **settings)) for kind in ("local", method))
+    alone, pulled = (fedrane.run(quick(method=each, **settings)) for each in ("local", method))
     assert alone.owns.keys() == pulled.owns.keys()
     for k, own in alone.owns.items():
         same_bytes(pulled.owns[k].model, own.model)
 
 
 def test_a_client_keeps_its_row_and_absent_rows_stay() -> None:
-    """W at the server and the models of the clients are the same at all times, lost uploads included."""
+    """W on the server always equals the clients' models, also after lost uploads."""
     result = fedrane.run(quick(method=FedMTL(), clients=8, rounds=4, participation=0.5, dropout=0.3))
     assert any(record["lost"] for record in result.history)
     first = FedMTL().init(result.task, result.federation.roster).extra["rows"]
@@ -158,14 +158,14 @@ def test_a_client_keeps_its_row_and_absent_rows_stay() -> None:
         torch.testing.assert_close(after.model.params[name], rows.mean(0))
 
 
-def test_one_models_worth_comes_down() -> None:
-    """The weighted sum of the others and a number, however many clients there are."""
+def test_a_download_has_the_size_of_one_model() -> None:
+    """The weighted sum of the others and a number, for any number of clients."""
     for clients in (3, 9):
         record = fedrane.run(quick(method=FedMTL(), clients=clients, rounds=1)).history[0]
         assert record["bytes_down"] == record["bytes_up"] + 4 * clients
 
 
-class Told(Callback):
+class Messages(Callback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -175,16 +175,16 @@ class Told(Callback):
 
 @pytest.mark.parametrize(("strength", "momentum", "expected"), [(2.1, 0.0, True), (2.1, 0.5, False), (1.9, 0.0, False)])
 def test_a_pull_too_stiff_for_the_rate_is_said(strength: float, momentum: float, expected: bool) -> None:
-    """lr · 2λ / floor against 2 (1 + momentum); once, and not a round later."""
-    told = Told()
+    """lr · 2λ / floor is compared with 2 (1 + momentum), only in the first round."""
+    messages = Messages()
     e = quick(method=FedMTL(strength, floor=0.2), rounds=2, lr=0.1, momentum=momentum, clip=1.0)
-    fedrane.run(e, callbacks=[told])
-    assert len([text for text in told.texts if "swing" in text]) == int(expected)
+    fedrane.run(e, callbacks=[messages])
+    assert len([text for text in messages.texts if "unstable" in text]) == int(expected)
 
 
-def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On flat losses the pull alone decides: below the bound steps come to rest, well above it they swing up."""
-    for strength, rests in ((1.9, True), (2.6, False)):
+def test_the_stability_bound_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On flat losses only the pull matters: below the bound training converges, well above it it diverges."""
+    for strength, converges in ((1.9, True), (2.6, False)):
         problem = Quadratics(monkeypatch, clients=6)
         problem.curvatures[:] = 0
         method, fed = FedMTL(strength, floor=0.2), problem.federation
@@ -192,7 +192,7 @@ def test_what_is_said_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
         nudged = tree.map(lambda leaf: leaf + 0.01, method.join(fed.task, server, fed.client(0, 1, 0.1, 1)))
         sent = Sequential(method, fed).train_round(server, {0: nudged}, [0], 1, 0.1, 60)
         moved = tree.sub(sent.owns[0].model, nudged.model)
-        assert (float(tree.norm(moved)) < 1) == rests
+        assert (float(tree.norm(moved)) < 1) == converges
 
 
 def test_a_model_that_is_not_finite_ends_the_run_by_its_name() -> None:
@@ -200,7 +200,7 @@ def test_a_model_that_is_not_finite_ends_the_run_by_its_name() -> None:
         fedrane.run(quick(method=FedMTL(), rounds=3, lr=1e30))
 
 
-def test_a_floor_that_leaves_nothing_to_learn_is_said_and_none_is_refused() -> None:
+def test_a_floor_of_one_gives_a_warning_and_zero_is_refused() -> None:
     with pytest.warns(UserWarning, match="no relation"):
         FedMTL(floor=1.0)
     with pytest.raises(ConfigError, match="floor"):

@@ -1,4 +1,4 @@
-"""FedProx: where it ends on quadratics, in closed form; and without its term it is FedAvg."""
+"""FedProx: its limit on quadratics in closed form; without its term it is FedAvg."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_a_client_ends_at_the_proximal_minimiser(strength: float, monkeypatch: p
         curvature, centre = problem.curvatures[k], problem.centres[k]
         pulled = curvature + strength * torch.eye(len(centre), dtype=DOUBLE)
         expected = torch.linalg.solve(pulled, curvature @ centre + strength * origin)
-        found = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        minimiser = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
+        torch.testing.assert_close(minimiser, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_without_its_term_it_is_fedavg() -> None:
-    """Bit for bit, and it is said."""
+    """Bit for bit, with a warning."""
     with pytest.warns(UserWarning, match="is FedAvg"):
         method = FedProx(strength=0.0)
     runs = [fedrane.run(quick(method=m, rounds=3, momentum=0.5, participation=0.5)) for m in (method, FedAvg())]
@@ -40,7 +40,7 @@ def test_without_its_term_it_is_fedavg() -> None:
 
 
 def test_the_pull_holds_clients_back() -> None:
-    """The stronger, the nearer a client stays to what it was sent."""
+    """A stronger term keeps a client nearer to the model it was sent."""
 
     def distance(strength: float) -> float:
         result = fedrane.run(quick(method=FedProx(strength), rounds=1, epochs=5))

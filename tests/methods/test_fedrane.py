@@ -41,7 +41,7 @@ def prepared(method: FedRANE, seed: int = 0) -> tuple[Task, Context]:
 
 
 def imbalanced(seed: int) -> Batch:
-    """Three noisy clusters of 60, 50 and 18 rows; the clusters are always the same."""
+    """Three noisy clusters of 60, 50 and 18 examples with fixed centres."""
     draws = torch.Generator().manual_seed(seed)
     centres = torch.randn(3, 32, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
     y = torch.cat([torch.full((n,), c) for c, n in enumerate((60, 50, 18))])
@@ -51,7 +51,7 @@ def imbalanced(seed: int) -> Batch:
 
 @pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
 def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -> None:
-    """After training on imbalanced batches z̃ of the smallest class lies closer to its class mean than z."""
+    """After training on imbalanced batches, z̃ of the smallest class is closer to its class mean than z."""
     method = FedRANE(**settings)
     task, ctx = prepared(method)
     rate = torch.tensor(0.1 if settings else 0.5, dtype=torch.float64)
@@ -61,24 +61,24 @@ def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -
         work = method.step(task, ctx, work, imbalanced(seed))
     batch = imbalanced(1000)
     net = task.training(work.model, batch)
-    z = method._place(net.body(batch.x))
-    augmented, found = method._augment(net, z, batch.live)
+    z = method._normalise(net.body(batch.x))
+    augmented, relations = method._augment(net, z, batch.live)
     few = batch.y == 2
 
     def spread(rows: Tensor) -> float:
-        """Distance to the class mean beside the distance between class means."""
+        """Distance to the class mean relative to the distance between class means."""
         means = torch.stack([rows[batch.y == c].mean(0) for c in range(3)])
         return float((rows[few] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
 
     assert spread(augmented) < spread(z)
-    share = found.adjacency[few][:, few].sum() / found.adjacency[few].sum()
+    share = relations.adjacency[few][:, few].sum() / relations.adjacency[few].sum()
     assert float(share) > 2 * 17 / 127
 
 
 @pytest.mark.parametrize("augmented", [0.5, 1.0])
 @pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
 def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], augmented: float) -> None:
-    """Of the contrast, and of the prediction on z̃, each by itself."""
+    """Of the contrast and of the prediction on z̃, separately."""
     for contrast in (0.0, 1e6):  # the prediction alone; then the contrast so strong that it drowns it
         method = FedRANE(**settings, augmented=augmented, contrast=contrast)
         task, ctx = prepared(method)
@@ -88,8 +88,8 @@ def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], au
             return method.objective(task, ctx, Model(params, {}), imbalanced(1))[0]
 
         slopes = torch.func.grad(loss)(model.params)
-        for name, slope in slopes.items():
-            moved = float(slope.abs().sum()) > 0
+        for name, gradient in slopes.items():
+            moved = float(gradient.abs().sum()) > 0
             assert moved or (name.startswith("head") and contrast > 0) or name == "head.bias", name
 
 
@@ -107,7 +107,7 @@ def test_the_graphs_gradient_flows_only_where_asked() -> None:
 
 
 def test_without_both_parts_it_is_fedavg() -> None:
-    """Bit for bit, on a whole run with partial participation; personal models apart."""
+    """Bit for bit, in a whole run with partial participation, except for personal models."""
     settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "momentum": 0.5, "clients": 6}
     bare = fedrane.run(quick(method=FedRANE(lra=False, gne=False, **PLAIN), **settings))
     plain = fedrane.run(quick(method=FedAvg(), **settings))
@@ -163,7 +163,7 @@ def test_with_gne_every_client_gains() -> None:
 
 
 def test_each_flag_changes_only_its_own_part() -> None:
-    """Without LRA: no attention parameters, the objective of a plain network. GNE leaves the objective alone."""
+    """Without LRA: no attention parameters, the objective of a plain network. GNE does not change the objective."""
     task, _ = prepared(FedRANE(lra=False))
     whole, ctx = prepared(FedRANE())
     extra = whole.init().params.keys() - task.init().params.keys()
@@ -200,7 +200,7 @@ def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
 
 
 def test_the_contrast_alone_moves_the_body() -> None:
-    """The gradient is the prediction's and so many times the contrast's own, which reaches body and attention."""
+    """The gradient is the prediction's plus λ_CD times the contrast's, which reaches body and attention."""
     none, some, twice = (slopes(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
     for name in (name for name in none if not name.startswith("head.")):
         contrast = some[name] - none[name]
@@ -209,7 +209,7 @@ def test_the_contrast_alone_moves_the_body() -> None:
 
 
 def test_the_loss_is_the_mean_of_both_predictions() -> None:
-    """Written out: of z and of z̃, both of length 1, each by half its squared distance from its class."""
+    """Explicitly: half the squared distance of z and of z̃, both of norm 1, from the class."""
     batch, method = imbalanced(4), FedRANE(contrast=0.0)
     task, ctx = prepared(method)
     model = task.init()
@@ -228,7 +228,7 @@ def test_the_loss_is_the_mean_of_both_predictions() -> None:
 
 @pytest.mark.parametrize(("loss", "scale"), [("mse", 1.0), ("ce", 16.0), ("ce", 3.0)])
 def test_scores_are_cosines(loss: str, scale: float) -> None:
-    """With the rows of an orthonormal head; under cross entropy so many times that."""
+    """With the rows of an orthonormal head; with cross entropy times the scale."""
     method, batch = FedRANE(loss=loss, scale=scale), imbalanced(2)
     task, _ = prepared(method)
     model = task.init()
@@ -267,7 +267,7 @@ def test_the_terms_of_the_bargain_are_those_set() -> None:
     ids=str,
 )
 def test_every_setting_of_the_augmentation_changes_it(setting: dict[str, Any]) -> None:
-    """None is lost on its way."""
+    """Every setting reaches the bargain."""
     values = []
     for method in (FedRANE(), FedRANE(**setting)):
         task, ctx = prepared(method)
@@ -276,7 +276,7 @@ def test_every_setting_of_the_augmentation_changes_it(setting: dict[str, Any]) -
 
 
 def test_a_projection_serves_the_contrast_alone() -> None:
-    """CD compares the projected features; the prediction's loss stays what it is without a projection."""
+    """CD compares the projected features; the prediction loss is the same as without a projection."""
     facts = {}
     for width in (0, 8):
         method = FedRANE(projection=width)
@@ -285,7 +285,7 @@ def test_a_projection_serves_the_contrast_alone() -> None:
         facts[width] = method.objective(task, ctx, model, imbalanced(6))[1].metrics
     assert torch.equal(facts[0]["loss"], facts[8]["loss"])
     net = task.training(model, imbalanced(6))
-    z = method._place(net.body(imbalanced(6).x))
+    z = method._normalise(net.body(imbalanced(6).x))
     augmented, _ = method._augment(net, z, imbalanced(6).live)
     first, _, last = task.parts["project"]
 
@@ -313,7 +313,7 @@ def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
 
 @pytest.mark.parametrize("name", ["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"])
 def test_the_names_of_the_tables(name: str, tmp_path: Path) -> None:
-    """Usable by name, recorded, resumed; and what is written gives the name again."""
+    """They can be used by name, recorded and resumed, and the saved configuration gives the name."""
     result = fedrane.run(quick(method=name, rounds=2), tmp_path / "run")
     assert result.experiment.method_name == name
     assert Experiment.from_toml(tmp_path / "run" / "config.toml").method_name == name
@@ -357,7 +357,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
 
 
 def test_the_papers_preset(tmp_path: Path) -> None:
-    """λ_R 0.1, λ_CD 0.2, τ₁ 0.8, lr 0.5, batch 128, E 5, K 20, r = K, batch statistics; words lie over it."""
+    """λ_R 0.1, λ_CD 0.2, τ₁ 0.8, lr 0.5, batch 128, E 5, K 20, r = K, batch statistics; settings override it."""
     e = Experiment.from_words(["preset=paper"])
     method = e.algorithm
     assert isinstance(method, FedRANE)
@@ -389,7 +389,7 @@ def test_unit_rows() -> None:
 
 
 def test_the_gradient_stays_on_the_sphere() -> None:
-    """Along a row itself nothing changes, so no gradient points there."""
+    """The norm of a row does not matter, so the gradient is orthogonal to it."""
     z = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
     (unit(z) * torch.randn(6, 5, dtype=torch.float64)).sum().backward()
     assert z.grad is not None
@@ -405,7 +405,7 @@ def test_the_squared_error_is_over_live_rows() -> None:
     assert float(squared_error(scores, Batch(scores, y, live, y[0]))) == pytest.approx(expected)
 
 
-# ---- nothing is silent
+# ---- messages
 
 
 class Sabotaged(FedRANE):
@@ -422,7 +422,7 @@ def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
     result = fedrane.run(quick(method=Sabotaged(), rounds=2), callbacks=[listener])
     assert [record["gne/excluded"] for record in result.history] == [[0], [0]]
     assert len(listener.heard) == 2
-    assert "clients [0] are left out" in listener.heard[0]
+    assert "clients [0] do not bargain" in listener.heard[0]
     assert 0 not in result.owns
     assert tree.finite(states(result))
 

@@ -1,4 +1,4 @@
-"""Fed-RoD: two losses that do not meet, a part that never travels, and labels that stay where they are."""
+"""Fed-RoD: two independent losses, a personal part that is never sent, and labels that stay on the client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scaled(FedRoD):
 
 
 def test_the_generic_part_knows_nothing_of_the_personal_loss() -> None:
-    """Its trajectory is the same to the bit, whatever that loss is multiplied by."""
+    """Its trajectory is the same to the bit, for any factor of the personal loss."""
     settings: dict[str, Any] = {"rounds": 4, "momentum": 0.5, "weight_decay": 0.01, "participation": 0.7, "clients": 6}
     runs = [fedrane.run(quick(method=Scaled(factor=f), **settings)) for f in (1.0, 0.0, -3.0, 50.0)]
     for other in runs[1:]:
@@ -83,7 +83,7 @@ def test_the_two_losses() -> None:
 
 
 def test_each_gradient_by_finite_differences() -> None:
-    """Of the personal head under its loss, of all else under the generic loss."""
+    """The personal head under its loss, everything else under the generic loss."""
     method = FedRoD()
     fed, _, _, ctx = trained(method)
     batch = next(Sequential(method, fed).batches(0, 3, 1))
@@ -92,19 +92,19 @@ def test_each_gradient_by_finite_differences() -> None:
     def losses(params: dict[str, Tensor]) -> tuple[Tensor, Outcome]:
         return method.objective(fed.task, ctx, Model(params, {}), batch)
 
-    slope = torch.func.grad(lambda p: losses(p)[0])(params)
+    gradient = torch.func.grad(lambda p: losses(p)[0])(params)
     draws = torch.Generator().manual_seed(2)
     for name, value in params.items():
         along = torch.randn(value.shape, generator=draws, dtype=DOUBLE)
         which = "personal" if name.startswith("personal.") else "loss"
         ends = [float(losses(params | {name: value + s * along})[1].metrics[which]) for s in (1e-6, -1e-6)]
-        assert float((slope[name] * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-9)
+        assert float((gradient[name] * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-9)
     of_personal = torch.func.grad(lambda p: losses(p)[1].metrics["personal"])(params)
     assert all(bool((value == 0).all()) for value in generic(of_personal).values())
 
 
 def test_a_class_the_client_lacks_is_not_pushed_down() -> None:
-    """No gradient reaches its row of the generic head, where cross entropy would lower it."""
+    """Its row of the generic head has no gradient; cross entropy would lower it."""
     y = table(60).y
     fed = prepared(FedRoD(), [np.flatnonzero(y != 2).tolist(), np.flatnonzero(y == 2).tolist()])
     method = FedRoD()
@@ -137,7 +137,7 @@ def test_the_personal_part_and_the_labels_never_travel() -> None:
 
 
 def test_the_answers() -> None:
-    """The server's is the generic part and holds no other; a client adds its own to it."""
+    """The server's model is only the generic part; a client adds its personal part."""
     result = fedrane.run(quick(method="fedrod", rounds=1, lr=0.3, participation=0.5, clients=6))
     x = (torch.arange(7 * 64) * 37 % 256).to(torch.uint8).reshape(7, 1, 8, 8)
     whole = result.model

@@ -1,4 +1,4 @@
-"""Local training: every client alone, as if there were no rounds and nobody else."""
+"""Local training: every client alone, as if there were no rounds and no other clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from problems import dense, federation, table
 
 
 def test_rounds_are_one_long_training() -> None:
-    """Torch's own SGD on the client's batches of all rounds, from the common start."""
+    """torch's SGD on the client's batches of all rounds, from the common start."""
     fed = federation(table(50), [list(range(20)), list(range(20, 50))], batch=8, sgd=SGD(0.0, 1e-2))
     method, engine = Local(), Sequential(Local(), fed)
     server, owns = method.init(fed.task, fed.roster), dict[int, State]()
@@ -30,12 +30,12 @@ def test_rounds_are_one_long_training() -> None:
             optimiser.zero_grad()
             F.cross_entropy(module(batch.x), batch.y).backward()
             optimiser.step()
-    found = {name.removeprefix("body.").replace("head.", "2."): p for name, p in owns[1].model.params.items()}
-    close(found, dict(module.state_dict()), 1e-12)
+    params = {name.removeprefix("body.").replace("head.", "2."): p for name, p in owns[1].model.params.items()}
+    close(params, dict(module.state_dict()), 1e-12)
 
 
 def test_nothing_travels() -> None:
-    """Neither up nor down, and so a client ends in the same bytes whoever else there is."""
+    """Nothing is sent, so a client's result is the same bytes with any other clients."""
     rows = [list(range(20)), list(range(20, 50))]
     fed = federation(table(50), rows, batch=8)
     engine = Sequential(Local(), fed)

@@ -1,4 +1,4 @@
-"""MOON: its loss by hand, whose the former model is, and what is left without the contrast."""
+"""MOON: its loss by hand, which model is the previous one, and FedAvg without the contrast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepared(method: Algorithm, **settings: Any) -> Federation:
 
 
 def later(method: MOON, **settings: Any) -> tuple[Task, Context, Model, Batch]:
-    """Client 1 in its third round: what it was sent, what it has and what it had before are three models."""
+    """Client 1 in its third round: the sent, the current and the previous model all differ."""
     fed = prepared(method, **settings)
     engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
     for round in (1, 2):
@@ -55,7 +55,7 @@ def later(method: MOON, **settings: Any) -> tuple[Task, Context, Model, Batch]:
 
 @pytest.mark.parametrize("projection", ["branch", "inline"])
 def test_the_loss_by_a_double_loop(projection: str) -> None:
-    """Over rows, and over the two models each is compared with; on a network written out here."""
+    """Over examples and the two models they are compared with, on a network defined here."""
     method = MOON(strength=3.0, temperature=0.7, width=9, projection=projection)
     task, ctx, model, batch = later(method)
 
@@ -80,7 +80,7 @@ def test_the_loss_by_a_double_loop(projection: str) -> None:
 
 
 def test_the_other_two_are_answers_of_fixed_models() -> None:
-    """Running statistics, no dropout; z itself is of a model in training."""
+    """Running statistics, no dropout; only z comes from a model in training mode."""
     method = MOON()
     result = conformance.trained(method, rounds=2)
     task, ctx = result.task, conformance.Bench(result, method).context(0)
@@ -104,16 +104,16 @@ def test_the_whole_gradient_by_finite_differences(projection: str) -> None:
     def loss(params: dict[str, Tensor]) -> Tensor:
         return method.objective(task, ctx, Model(params, {}), batch)[0]
 
-    slope = torch.func.grad(loss)(model.params)
+    gradient = torch.func.grad(loss)(model.params)
     draws = torch.Generator().manual_seed(1)
     for name, value in model.params.items():
         along = torch.randn(value.shape, generator=draws, dtype=DOUBLE)
         ends = [float(loss(model.params | {name: value + step * along})) for step in (1e-6, -1e-6)]
-        assert float((slope[name] * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+        assert float((gradient[name] * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
 def test_only_the_model_in_training_has_a_gradient() -> None:
-    """Both others change the loss, and neither is changed by it."""
+    """The other two affect the loss but get no gradient."""
     method = MOON()
     task, ctx, model, batch = later(method)
 
@@ -125,7 +125,7 @@ def test_only_the_model_in_training_has_a_gradient() -> None:
         return method.objective(task, ctx._replace(own=own), model, batch)[0]
 
     for loss, params in ((of_sent, ctx.down.model.params), (of_previous, ctx.own.extra["previous"]["params"])):
-        assert all(bool((slope == 0).all()) for slope in torch.func.grad(loss)(params).values())
+        assert all(bool((gradient == 0).all()) for gradient in torch.func.grad(loss)(params).values())
         assert float(loss(params)) != float(loss(tree.scale(params, 1.1)))
 
 
@@ -133,7 +133,7 @@ def test_in_its_first_round_the_contrast_is_the_constant_log_2() -> None:
     method = MOON()
     fed = prepared(method)
     engine, server = Sequential(method, fed), method.init(fed.task, fed.roster)
-    moved = State(tree.map(lambda leaf: leaf + 0.1, server.model), {})  # also one who joins late
+    moved = State(tree.map(lambda leaf: leaf + 0.1, server.model), {})  # also for a client that joins late
     ctx = engine.context(moved, None, fed.client(0, 9, 0.1, 1))
     batch = next(engine.batches(0, 9, 1))
     model = method.begin(fed.task, ctx).model
@@ -145,11 +145,11 @@ def test_in_its_first_round_the_contrast_is_the_constant_log_2() -> None:
         torch.testing.assert_close(rows, plain.ups.model.params[name], rtol=1e-12, atol=1e-14)
 
 
-# ---- the former model
+# ---- the previous model
 
 
 def test_the_former_model_is_the_clients_own_last_one() -> None:
-    """Of the last round whose upload was merged: those lost in between leave it."""
+    """From the last round whose upload was aggregated; lost uploads do not change it."""
     settings: dict[str, Any] = {"clients": 6, "participation": 0.7, "dropout": 0.4}
     method = MOON(width=16)
     runs = {rounds: fedrane.run(quick(method=method, rounds=rounds, **settings)) for rounds in range(1, 6)}
@@ -169,7 +169,7 @@ def test_the_former_model_is_the_clients_own_last_one() -> None:
 
 
 def test_it_stays_with_its_client() -> None:
-    """Nothing but the model goes up or down; the server keeps nothing else."""
+    """Only the model is sent in both directions; the server keeps nothing else."""
     method = MOON()
     fed = prepared(method)
     engine, server = Sequential(method, fed), method.init(fed.task, fed.roster)
@@ -179,7 +179,7 @@ def test_it_stays_with_its_client() -> None:
     assert not tree.equal(sent.owns[0], sent.owns[1])
 
 
-def test_with_local_normalisation_the_former_model_has_its_own_layers() -> None:
+def test_with_local_normalisation_the_previous_model_has_its_own_layers() -> None:
     result = conformance.trained(MOON(), norm="local", rounds=2)
     assert result.algorithm.answers_on(result.task) == (PERSONAL,)
     for own in result.owns.values():
@@ -192,7 +192,7 @@ def test_with_local_normalisation_the_former_model_has_its_own_layers() -> None:
 
 
 def test_without_strength_it_is_fedavg() -> None:
-    """Bit for bit on every parameter outside the projection, and it is said."""
+    """Bit for bit on every parameter outside the projection, with a warning."""
     settings = {"rounds": 4, "momentum": 0.5, "weight_decay": 0.01, "participation": 0.5, "clients": 6}
     mine, plain = (fedrane.run(quick(method=m, **settings)) for m in (without(), FedAvg()))
     same_bytes(tree.pick(mine.server.model.params, lambda n: not n.startswith("project.")), plain.server.model.params)
@@ -241,7 +241,7 @@ def test_inline_without_strength_is_fedavg_on_the_longer_network() -> None:
 
 
 def test_the_contrast_draws_to_the_global_model_and_away_from_the_former() -> None:
-    """From one and the same state, a round with it ends nearer to the one and further from the other than without."""
+    """From the same state, a round with the contrast ends nearer to the global and further from the previous model."""
     task, ctx, _, _ = later(MOON(1e-3))
     fed = prepared(MOON())
     x, y = fed.train.take(fed.split.train[1])
@@ -270,7 +270,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
         MOON(**settings)
 
 
-def test_inline_learns_and_is_told_apart() -> None:
+def test_inline_learns_and_has_its_own_warning() -> None:
     with pytest.warns(UserWarning, match="longer head"):
         MOON(strength=0.0, projection="inline")
     for law in conformance.LAWS:

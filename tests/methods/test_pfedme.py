@@ -1,4 +1,4 @@
-"""pFedMe: the personal model is Moreau's minimiser, the outer step its envelope's gradient; the global model moves."""
+"""pFedMe: the personal model is the proximal minimiser, the outer step the gradient of the Moreau envelope."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def minimiser(problem: Quadratics, k: int, around: Tensor, strength: float) -> T
 def test_one_batch_is_a_gradient_step_on_the_moreau_envelope(
     strength: float, inner_rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the inner loop run to its end: θ is the minimiser, and w ← w − η ∇ min_θ (f(θ) + λ/2 ‖θ − w‖²)."""
+    """With the inner loop run to convergence: θ is the minimiser, and w ← w − η ∇ min_θ (f(θ) + λ/2 ‖θ − w‖²)."""
     problem = Quadratics(monkeypatch)
     fed, method = problem.federation, PFedMe(strength, 160, inner_rate, outer_rate=0.02)
     server = method.init(fed.task, fed.roster)
@@ -50,7 +50,7 @@ def test_one_batch_is_a_gradient_step_on_the_moreau_envelope(
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_batches_follow_one_another_as_in_the_authors_code(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """θ goes on from where it stood, w moves once a batch; the experiment's momentum acts in the inner steps."""
+    """θ continues from batch to batch, w moves once per batch; the experiment's momentum applies to the inner steps."""
     problem = Quadratics(monkeypatch)
     fed = problem.federation
     object.__setattr__(fed.task, "sgd", SGD(momentum=momentum, weight_decay=0.01))
@@ -61,8 +61,8 @@ def test_batches_follow_one_another_as_in_the_authors_code(momentum: float, monk
     velocity = torch.zeros_like(theta)
     for _ in range(6):
         for _ in range(4):
-            slope = problem.curvatures[1] @ (theta - problem.centres[1]) + 3.0 * (theta - local) + 0.01 * theta
-            velocity = momentum * velocity + slope
+            gradient = problem.curvatures[1] @ (theta - problem.centres[1]) + 3.0 * (theta - local) + 0.01 * theta
+            velocity = momentum * velocity + gradient
             theta = theta - 0.07 * velocity
         local = local - 0.1 * 3.0 * (local - theta)
     torch.testing.assert_close(problem.point(sent.owns[1].model.params), theta, rtol=1e-9, atol=1e-12)
@@ -70,7 +70,7 @@ def test_batches_follow_one_another_as_in_the_authors_code(momentum: float, monk
 
 
 def test_the_server_goes_by_its_blend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the way to the mean, half of it, or twice; the mean by rows."""
+    """All the way to the mean by examples, half of it, or twice."""
     problem = Quadratics(monkeypatch)
     fed, ends = problem.federation, {}
     for blend in (1.0, 0.5, 2.0):
@@ -88,7 +88,7 @@ def test_the_server_goes_by_its_blend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_like_clients_end_at_their_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both w and every θ, since there the envelope and the loss have the same minimum."""
+    """Both w and every θ, since the envelope and the loss then have the same minimum."""
     problem = Quadratics(monkeypatch)
     problem.centres[:], problem.curvatures[:] = problem.centres[0].clone(), problem.curvatures[0].clone()
     fed, method = problem.federation, PFedMe(strength=5.0, inner_steps=10, inner_rate=0.1, outer_rate=0.35)
@@ -119,7 +119,7 @@ def test_the_personal_model_is_trained_and_no_alias_of_the_global_one(monkeypatc
         assert float((personal - problem.point(tree.row(sent.ups.model.params, k))).norm()) > 1e-3
 
 
-class Told(Callback):
+class Messages(Callback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -128,11 +128,11 @@ class Told(Callback):
 
 
 def test_the_experiments_rate_is_not_used_and_that_is_said_once() -> None:
-    told = Told()
-    runs = [fedrane.run(quick(method=PFedMe(), rounds=3, lr=lr), callbacks=[told]) for lr in (0.1, 0.7)]
+    messages = Messages()
+    runs = [fedrane.run(quick(method=PFedMe(), rounds=3, lr=lr), callbacks=[messages]) for lr in (0.1, 0.7)]
     same_bytes(runs[0].server, runs[1].server)
     same_bytes({str(k): v for k, v in runs[0].owns.items()}, {str(k): v for k, v in runs[1].owns.items()})
-    assert len([text for text in told.texts if "lr and its schedule are not used" in text]) == len(runs)
+    assert len([text for text in messages.texts if "lr and its schedule are not used" in text]) == len(runs)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates are what they should be, sum up under loss and sampling, and cure the drift."""
+"""SCAFFOLD: control variates are correct, sum to the server's under loss and sampling, and remove the drift."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from problems import Quadratics, dense, federation, quick, table
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> None:
-    """c_i is the client's own gradient at the model it was sent, with that sign; Σ c_i / N = c."""
+    """c_i is the client's gradient at the model it was sent, with the right sign; Σ c_i / N = c."""
     fed = federation(table(60), [list(range(20)), list(range(20, 60))])
     method = Scaffold(option)
     server = method.init(fed.task, fed.roster)
@@ -36,10 +36,10 @@ def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> N
             x, y = fed.train.take(fed.split.train[k])
             batch = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
             ctx = engine.context(server, owns.get(k), fed.client(k, round, 0.1, 1))
-            slope = grad(lambda p, b=batch, c=ctx: FedAvg().objective(fed.task, c, Model(p, {}), b)[0])(
+            gradient = grad(lambda p, b=batch, c=ctx: FedAvg().objective(fed.task, c, Model(p, {}), b)[0])(
                 server.model.params
             )
-            for name, value in slope.items():
+            for name, value in gradient.items():
                 torch.testing.assert_close(sent.owns[k].extra["control"][name], value, rtol=1e-9, atol=1e-11)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
         owns = dict(sent.owns)
@@ -56,10 +56,10 @@ def kept(method: Scaffold, fed: Federation, seed: int) -> tuple[State, State]:
     return server._replace(extra=noise[0]), State(Model({}, {}), noise[1])
 
 
-def slope_at(fed: Federation, params: tree.Tensors, batch: Batch) -> tree.Tensors:
-    """Of the plain loss, by autograd."""
+def gradient_at(fed: Federation, params: tree.Tensors, batch: Batch) -> tree.Tensors:
+    """The gradient of the plain loss, by autograd."""
     loss = FedAvg().objective
-    ctx: Any = None  # FedAvg's own has no need of it
+    ctx: Any = None  # FedAvg's objective does not use it
     return grad(lambda p: loss(fed.task, ctx, Model(p, {}), batch)[0])(params)
 
 
@@ -72,35 +72,35 @@ def test_a_local_step_by_the_formula(option: str) -> None:
     sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 2)
     here = server.model.params
     for batch in engine.batches(0, 1, 2):
-        slope = slope_at(fed, here, batch)
+        gradient = gradient_at(fed, here, batch)
         c, mine = server.extra["control"], own.extra["control"]
-        here = {name: here[name] - 0.1 * (slope[name] - mine[name] + c[name]) for name in here}
+        here = {name: here[name] - 0.1 * (gradient[name] - mine[name] + c[name]) for name in here}
     close(tree.row(sent.ups.model.params, 0), here, 1e-12)
 
 
 def test_option_one_is_the_gradient_of_all_rows_at_the_start() -> None:
-    """Not where the client has got to, and each row counting once, though the last batch is shorter."""
+    """Not at the current model; every example counts once, although the last batch is shorter."""
     fed = federation(table(60), [list(range(21)), list(range(21, 60))], batch=8)
     method, engine = Scaffold("I"), Sequential(Scaffold("I"), fed)
     server, own = kept(method, fed, 2)
     sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 3)
     x, y = fed.train.take(fed.split.train[0])
     whole = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
-    close(sent.owns[0].extra["control"], slope_at(fed, server.model.params, whole), 1e-12)
+    close(sent.owns[0].extra["control"], gradient_at(fed, server.model.params, whole), 1e-12)
 
 
 def test_option_two_is_the_mean_gradient_of_the_way() -> None:
-    """c_i − c + (x − y) / (K η_l): with the step as it is, the mean over the K steps of the plain gradients."""
+    """c_i − c + (x − y) / (K η_l): the mean of the plain gradients over the K steps."""
     fed = federation(table(60), [list(range(24)), list(range(24, 60))], batch=8)
     method, engine = Scaffold(), Sequential(Scaffold(), fed)
     server, own = kept(method, fed, 3)
     ctx = engine.context(server, own, fed.client(0, 1, 0.1, 2))
-    work, slopes = method.begin(fed.task, ctx), []
+    work, gradients = method.begin(fed.task, ctx), []
     for batch in engine.batches(0, 1, 2):
-        slopes.append(slope_at(fed, work.model.params, batch))
+        gradients.append(gradient_at(fed, work.model.params, batch))
         work = method.step(fed.task, ctx, work, batch)
-    mean = tree.map(lambda rows: rows.mean(0), tree.stack(slopes))
-    assert len(slopes) == 6
+    mean = tree.map(lambda rows: rows.mean(0), tree.stack(gradients))
+    assert len(gradients) == 6
     close(method.finish(fed.task, ctx, work).own.extra["control"], mean, 1e-12)
 
 
@@ -120,7 +120,7 @@ def test_the_global_rate_lengthens_the_servers_step() -> None:
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_controls_sum_to_the_servers_under_sampling_and_loss(option: str) -> None:
-    """(1/N) Σ c_i = c, clients never seen counting as zero, and lost uploads leaving both as they were."""
+    """(1/N) Σ c_i = c, with zero for clients never sampled; lost uploads change neither."""
     e = quick(
         method=Scaffold(option), clients=8, rounds=6, epochs=2, participation=0.5, dropout=0.3, precision="float64"
     )

@@ -1,4 +1,4 @@
-"""SphereFed: calibration is ridge regression on all rows, however they lie, and changes nothing but the global head."""
+"""SphereFed: calibration is ridge regression on all examples, for any partition, and changes only the global head."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ SPLITS: list[tuple[list[list[int]], int]] = [
 ]
 
 
-def prepared(clients: list[list[int]], batch: int, kind: str = "dense") -> Federation:
-    make, head = NETWORKS[kind]
+def prepared(clients: list[list[int]], batch: int, network: str = "dense") -> Federation:
+    make, head = NETWORKS[network]
     fed = federation(table(60), clients, make, head, batch)
     return replace(fed, task=SphereFed().prepare(fed.task))
 
 
-def halfway(kind: str) -> State:
-    """A server's state after some training, the same for all splits of the finale."""
-    fed, method = prepared(*SPLITS[1], kind), SphereFed()
+def halfway(network: str) -> State:
+    """A server state after some training, the same for all splits of the post-training stage."""
+    fed, method = prepared(*SPLITS[1], network), SphereFed()
     server = method.init(fed.task, fed.roster)
     for round in (1, 2):
         sent = Sequential(method, fed).train_round(server, {}, [0, 1], round, 0.5, 3)
@@ -58,26 +58,26 @@ def features(fed: Federation, server: State) -> tuple[Tensor, Tensor]:
     return z / z.norm(dim=1, keepdim=True), y
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("ridge", [1e-6, 1e-3, 10.0])
-def test_calibration_is_ridge_regression_on_all_rows(kind: str, ridge: float) -> None:
-    """scikit-learn's, on the pooled features of the model as it is used; for every split and batch size."""
-    server = halfway(kind)
+def test_calibration_is_ridge_regression_on_all_rows(network: str, ridge: float) -> None:
+    """scikit-learn's, on the pooled features in evaluation mode, for every split and batch size."""
+    server = halfway(network)
     for clients, batch in SPLITS:
-        fed = prepared(clients, batch, kind)
+        fed = prepared(clients, batch, network)
         (stage,) = SphereFed(ridge=ridge).finale()
         everyone = list(range(len(clients)))
         sent = Sequential(stage, fed).train_round(server, {}, everyone, 3, 0.5, stage.local_epochs(5))
         after, _ = stage.aggregate(fed.task, server, sent.ups, sent.cohort)
-        found = stage.global_model(fed.task, after).params["head.weight"]
+        head_weight = stage.global_model(fed.task, after).params["head.weight"]
         z, y = features(fed, server)
         expected = Ridge(alpha=ridge, fit_intercept=False).fit(z.numpy(), np.eye(3)[y.numpy()]).coef_
-        torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(head_weight, torch.from_numpy(expected), rtol=1e-7, atol=1e-9)
         same_bytes(after.model, server.model)
 
 
 def test_each_row_counts_once() -> None:
-    """Whatever the experiment's epochs; dead rows not at all, whatever they hold."""
+    """For any number of epochs; padding never counts."""
     fed = prepared(*SPLITS[2])
     server = halfway("dense")
     (stage,) = SphereFed().finale()
@@ -113,11 +113,11 @@ def test_the_error_read_off_the_moments_is_the_squared_error() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_calibrated_it_is_never_worse_on_the_training_rows(seed: int) -> None:
-    """Than any head by more than the ridge allows: ½ρ‖W‖² / n; so not than the fixed one, nor one that is optimal."""
+def test_calibration_is_never_worse_on_the_training_examples(seed: int) -> None:
+    """Never worse than any head by more than the ridge term ½ρ‖W‖² / n, including the fixed and the optimal head."""
     draws = torch.Generator().manual_seed(seed)
     rows = int(torch.randint(2, 60, (), generator=draws))
-    z = unit(torch.randn(rows, 9, generator=draws, dtype=DOUBLE).clamp(min=0))  # some features never speak
+    z = unit(torch.randn(rows, 9, generator=draws, dtype=DOUBLE).clamp(min=0))  # some features are always zero
     y = torch.randint(5, (rows,), generator=draws)
     moments = Moments.of(z, Batch(z, y, torch.ones(rows, dtype=torch.bool), y[0]), 5)
     fixed = torch.linalg.qr(torch.randn(9, 5, generator=draws, dtype=DOUBLE))[0].T
@@ -169,7 +169,7 @@ def test_it_is_fedrane_without_its_two_parts(settings: dict[str, Any]) -> None:
 
 
 def test_policies_under_which_features_are_not_one_function() -> None:
-    """norm=batch: calibrated on features of training's batches, as evaluation has them; norm=local: not at all."""
+    """norm=batch: calibrated on features of training batches, as in evaluation; norm=local: not calibrated."""
     result = conformance.trained(SphereFed(), norm="batch")
     assert result.algorithm.depends_on_batch(result.task)
     assert tree.finite(result.server.extra)
@@ -178,10 +178,10 @@ def test_policies_under_which_features_are_not_one_function() -> None:
     e = conformance.experiment(SphereFed(), norm="local")
     local = fedrane.run(e, dataset=conformance.blobs(), model=network(), callbacks=[listener])
     assert local.server.extra == {}
-    assert listener.heard == ["round 4: nothing is calibrated: with norm=local there is no global model"]
+    assert listener.heard == ["round 4: no calibration: with norm=local there is no global model"]
 
 
-def test_a_run_stopped_before_its_finale_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_run_stopped_before_post_training_resumes_with_it(tmp_path: Path) -> None:
     e = quick(method="spherefed", rounds=2)
     rounds = iter((False, True, False))
     assert not fedrane.run(e, tmp_path / "run", stop=lambda: next(rounds)).finished

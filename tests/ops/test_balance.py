@@ -1,4 +1,4 @@
-"""Balanced softmax: its formula, what it is consistent with, and classes that are not there."""
+"""Balanced softmax: its formula, its consistency, and absent classes."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_only_proportions_count_and_scores_may_be_shifted() -> None:
 
 
 def test_it_learns_what_a_balanced_client_would() -> None:
-    """Whatever the counts, scores log p(x | class) are stationary: the posterior under equal classes. CE's are not."""
-    likelihood = torch.tensor([[6, 1, 2], [3, 1, 2], [1, 8, 6]])  # tenths: of each class (column), where its rows lie
+    """For any counts, scores log p(x | class) are stationary: the posterior for equal classes. Not so with CE."""
+    likelihood = torch.tensor([[6, 1, 2], [3, 1, 2], [1, 8, 6]])  # tenths: the distribution of x in each class (column)
     for counts in ([10, 10, 10], [40, 10, 20], [10, 200, 30]):
         where, y = [], []
         for c, n in enumerate(counts):
@@ -63,19 +63,19 @@ def test_it_learns_what_a_balanced_client_would() -> None:
                 y += [c] * (n // 10 * int(likelihood[x, c]))
         batch = batch_of(torch.tensor(y))
         n = torch.tensor(counts, dtype=DOUBLE)
-        slopes = []
+        gradients = []
         for loss in (lambda s, n=n, b=batch: balanced_cross_entropy(s, n, b), lambda s, b=batch: cross_entropy(s, b)):
             table = (likelihood.double() / 10).log().requires_grad_()
             loss(table[torch.tensor(where)]).backward()
             assert table.grad is not None
-            slopes.append(float(table.grad.abs().max()))
-        assert slopes[0] < 1e-15
-        assert (slopes[1] > 1e-2) == (len(set(counts)) > 1)
+            gradients.append(float(table.grad.abs().max()))
+        assert gradients[0] < 1e-15
+        assert (gradients[1] > 1e-2) == (len(set(counts)) > 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_absent_classes(dtype: torch.dtype) -> None:
-    """As if they were not there, with no NaN in loss or gradient; also in rows that are not live."""
+    """As if they did not exist, without NaN in loss or gradient, also in padding."""
     drawn, batch = rows(8, 4)
     scores, y = drawn.to(dtype), batch.y % 2 * 3  # classes 0 and 3
     counts = torch.tensor([5, 0, 0, 3], dtype=dtype)

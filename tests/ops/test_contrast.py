@@ -45,7 +45,7 @@ def test_rows_that_are_not_live_do_not_count() -> None:
 
 
 def test_a_row_and_its_augmented_self_attract() -> None:
-    """The loss falls as each z̃_i nears its own z_i."""
+    """The loss decreases as each z̃_i approaches its z_i."""
     z, other = torch.randn(2, 8, 6, dtype=torch.float64)
     live = torch.ones(8, dtype=torch.bool)
     losses = [float(discrimination(z, (1 - t) * other + t * z, live, 0.5)) for t in (0.0, 0.5, 1.0)]

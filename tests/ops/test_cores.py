@@ -28,8 +28,8 @@ def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
     for i in range(4):
         for j in range(4):
             chance = float(weights[i] * weights[j] / (1 - weights[i])) if i != j else 0.0
-            found = float(((pairs[:, 0] == i) & (pairs[:, 1] == j)).double().mean())
-            assert abs(found - chance) <= 5 * math.sqrt(chance / count)
+            frequency = float(((pairs[:, 0] == i) & (pairs[:, 1] == j)).double().mean())
+            assert abs(frequency - chance) <= 5 * math.sqrt(chance / count)
 
 
 def test_what_was_never_had_comes_first_and_oneself_never() -> None:

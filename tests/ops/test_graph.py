@@ -45,11 +45,11 @@ def test_pearson_is_numpys() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_a_constant_row_is_related_to_none(dtype: torch.dtype) -> None:
-    """Exactly: what rounding leaves of it is not taken for a direction."""
+    """Exactly: its rounding error is not treated as a direction."""
     z = draw(9, 7, dtype=dtype)
     z[2], z[5] = 0.1, 1e6 / 3
-    found = pearson(z, alive(9))
-    assert float(found[[2, 5]].abs().sum() + found[:, [2, 5]].abs().sum()) == 0
+    correlation = pearson(z, alive(9))
+    assert float(correlation[[2, 5]].abs().sum() + correlation[:, [2, 5]].abs().sum()) == 0
     assert float(relations(z, alive(9), 0.1).adjacency[[2, 5]].abs().sum()) == 0
 
 
@@ -66,11 +66,11 @@ def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: flo
         values, vectors = torch.linalg.eigh(before @ before.mT + FLOOR * eye)
         phi = vectors @ torch.diag(values**-0.5) @ vectors.mT
     full = correlation.mT @ correlation + strength * (phi + phi.mT)
-    found = relations(z, alive(10), strength, alternation, tolerance=0).weights
+    weights = relations(z, alive(10), strength, alternation, tolerance=0).weights
     for j in range(10):
         rest = [i for i in range(10) if i != j]
         column = torch.linalg.solve(full[rest][:, rest], (correlation.mT @ correlation)[rest, j])
-        torch.testing.assert_close(found[rest, j], column, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(weights[rest, j], column, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("strength", [0.01, 0.1, 1.0])
@@ -91,11 +91,11 @@ def test_the_papers_form_is_the_exact_one_where_phi_is_a_multiple_of_the_identit
     exact, paper = (relations(z, alive(12), 0.1, 1, form).weights for form in ("exact", "paper"))
     torch.testing.assert_close(exact, paper, rtol=1e-9, atol=1e-12)
     exact, paper = (relations(z, alive(12), 0.1, 3, form).weights for form in ("exact", "paper"))
-    assert float((exact - paper).norm() / exact.norm()) > 0.1, "and another one elsewhere"
+    assert float((exact - paper).norm() / exact.norm()) > 0.1, "they differ elsewhere"
 
 
 def by_eigenvalues(z: Tensor, strength: float, alternations: int, form: str) -> Tensor:
-    """B in float64 by the library's own solvers."""
+    """B in float64 by the library's solvers."""
     correlation, eye = pearson(z, alive(len(z))), torch.eye(len(z), dtype=DOUBLE)
     weights, phi = torch.zeros_like(eye), eye
     for _ in range(alternations):
@@ -115,12 +115,12 @@ def by_eigenvalues(z: Tensor, strength: float, alternations: int, form: str) -> 
 def test_a_float32_batch_of_tight_clusters_has_the_edges_of_float64(
     form: str, within: float, noise: float, differentiable: bool
 ) -> None:
-    """Beside the largest edge; the paper's form, whose alternations multiply rounding, was several times that off."""
+    """Relative to the largest edge. In float32, the paper's form had errors of several times that."""
     z = clusters(noise=noise)[0].float()
-    found = relations(z, alive(len(z)), 0.1, 5, form, tolerance=0, differentiable=differentiable)
+    result = relations(z, alive(len(z)), 0.1, 5, form, tolerance=0, differentiable=differentiable)
     true = by_eigenvalues(z.double(), 0.1, 5, form)
-    assert {values.dtype for values in found} == {torch.float32}
-    assert float((found.weights.double() - true).abs().max() / true.abs().max()) < within
+    assert {values.dtype for values in result} == {torch.float32}
+    assert float((result.weights.double() - true).abs().max() / true.abs().max()) < within
 
 
 def test_more_alternations_of_the_papers_form_than_float64_bears_are_refused() -> None:
@@ -131,7 +131,7 @@ def test_more_alternations_of_the_papers_form_than_float64_bears_are_refused() -
 
 
 def test_the_papers_form_wanders() -> None:
-    """The reason why it is not the default: it raises what it is meant to lower."""
+    """The reason why it is not the default: it increases what it should decrease."""
     z = draw(20, 16, seed=2)
     correlation = pearson(z, alive(20))
     values = [
@@ -142,11 +142,11 @@ def test_the_papers_form_wanders() -> None:
 
 @pytest.mark.parametrize("form", graph.FORMS)
 def test_the_adjacency_is_one(form: str) -> None:
-    found = relations(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
-    assert bool((found.weights.diagonal(dim1=-2, dim2=-1) == 0).all())
-    assert torch.equal(found.adjacency, found.adjacency.mT)
-    assert bool((found.adjacency >= 0).all())
-    torch.testing.assert_close(found.adjacency, (found.weights.abs() + found.weights.abs().mT) / 2)
+    result = relations(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
+    assert bool((result.weights.diagonal(dim1=-2, dim2=-1) == 0).all())
+    assert torch.equal(result.adjacency, result.adjacency.mT)
+    assert bool((result.adjacency >= 0).all())
+    torch.testing.assert_close(result.adjacency, (result.weights.abs() + result.weights.abs().mT) / 2)
 
 
 def test_batches_are_mined_apart() -> None:
@@ -159,7 +159,7 @@ def test_batches_are_mined_apart() -> None:
         torch.testing.assert_close(together.change[k], alone.change)
 
 
-def test_permuting_rows_permutes_the_graph() -> None:
+def test_permuting_examples_permutes_the_graph() -> None:
     z, turned = draw(20, 8), torch.randperm(20, generator=torch.Generator().manual_seed(1))
     straight, other = relations(z, alive(20), 0.1).adjacency, relations(z[turned], alive(20), 0.1).adjacency
     torch.testing.assert_close(other, straight[turned][:, turned], rtol=1e-8, atol=1e-10)
@@ -175,7 +175,7 @@ def test_scale_and_shift_of_a_row_change_nothing() -> None:
 @pytest.mark.parametrize("junk", [float("nan"), 1.0], ids=["NaN", "numbers"])
 @pytest.mark.parametrize("form", graph.FORMS)
 def test_padding_changes_nothing(form: str, junk: float) -> None:
-    """A batch padded to twice its size gives the unpadded answer, and padded rows have no edges."""
+    """A batch padded to twice its size gives the same graph, and padding has no edges."""
     z = draw(16, 8)
     live = torch.zeros(32, dtype=torch.bool)
     live[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
@@ -204,13 +204,13 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("strength", [1e-3, 0.1, 10.0])
 def test_hard_batches_stay_finite_in_float32(name: str, strength: float) -> None:
-    """And so do the messages and their gradients, also through the graph."""
+    """Also the messages and their gradients, including those through the graph."""
     z = HARD[name].float().clone().requires_grad_()
     live = alive(len(z))
-    found = relations(z, live, strength, 5)
+    result = relations(z, live, strength, 5)
     passing = MessagePassing(16 if z.shape[1] == 16 else 8, 2, "softmax", True, 0)
-    out = passing(z, found.adjacency, live)
-    for values in (*found, out, effective_rank(found.weights)):
+    out = passing(z, result.adjacency, live)
+    for values in (*result, out, effective_rank(result.weights)):
         assert bool(torch.isfinite(values).all())
     if name not in ("huge", "small"):
         out.square().mean().backward()
@@ -239,7 +239,7 @@ def test_the_inverse_root_is_one() -> None:
 
 
 def test_what_has_settled_is_left_alone() -> None:
-    """With a tolerance above its change a graph stops; its change is that of its last step."""
+    """A graph stops when its change is below the tolerance, and reports the change of its last step."""
     z = draw(2, 25, 6)
     live = alive(25).expand(2, -1)
     few, many = relations(z, live, 0.1, 4, tolerance=0), relations(z, live, 0.1, 30, tolerance=float("inf"))
@@ -250,12 +250,12 @@ def test_what_has_settled_is_left_alone() -> None:
 
 
 def test_same_class_edges_outweigh_chance() -> None:
-    """On an imbalanced three-cluster batch: at least twice the class prior, and for the minority far more."""
+    """On an imbalanced batch of three clusters: at least twice the class prior, also for the minority."""
     z, y = clusters()
-    found = relations(z, alive(len(y)), 0.1)
-    assert float(homophily(found.adjacency, y, alive(len(y)))) >= 2
+    result = relations(z, alive(len(y)), 0.1)
+    assert float(homophily(result.adjacency, y, alive(len(y)))) >= 2
     few = y == 2
-    share = (found.adjacency[few][:, few].sum() / found.adjacency[few].sum()) / ((few.sum() - 1) / (len(y) - 1))
+    share = (result.adjacency[few][:, few].sum() / result.adjacency[few].sum()) / ((few.sum() - 1) / (len(y) - 1))
     assert float(share) >= 2
 
 
@@ -277,14 +277,14 @@ def test_the_mean_degree_is_over_live_rows() -> None:
 
 
 def test_at_first_a_message_is_the_neighbour_itself() -> None:
-    """So that z̃ leans towards its neighbours before anything is trained."""
+    """So that z̃ is pulled towards its neighbours before training."""
     z, adjacency = draw(2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=DOUBLE)
     passing = MessagePassing(4, 1, "softmax", True, 0).double()
     torch.testing.assert_close(passing(z, adjacency, alive(2)), z + z.flip(0))
 
 
 def test_each_step_has_weights_of_its_own() -> None:
-    """Two steps are one after the other."""
+    """Two steps equal two single steps in sequence."""
     z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
     both, *single = (MessagePassing(4, steps, "softmax", True, 0).double() for steps in (2, 1, 1))
     expected = z
@@ -297,7 +297,7 @@ def test_each_step_has_weights_of_its_own() -> None:
 
 
 def test_attention_is_the_formula() -> None:
-    """Softmax over neighbours of the scaled product plus log A, by loops; and the paper's bare product."""
+    """Softmax over neighbours of the scaled product plus log A, by loops; and the paper's plain product."""
     z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
     adjacency[0, 3] = 0
     live = torch.tensor([True] * 5 + [False])
@@ -343,7 +343,7 @@ def test_gradients_through_the_graph() -> None:
 
 
 def test_it_works_under_vmap_and_grad() -> None:
-    """What a stacked engine does."""
+    """As in a stacked engine."""
     z, live = draw(3, 10, 4), torch.rand(3, 10, generator=torch.Generator().manual_seed(0)) < 0.8
 
     def loss(rows: Tensor, mask: Tensor) -> Tensor:

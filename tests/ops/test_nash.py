@@ -85,7 +85,7 @@ def test_equal_clients_get_equal_weight() -> None:
 
 
 def test_two_orthogonal_clients_meet_half_way() -> None:
-    """Along the bisector, however unequal their lengths."""
+    """Along the bisector, for any lengths."""
     deviations = torch.tensor([[3.0, 0.0], [0.0, 0.01], [0.0, 0.0]], dtype=DOUBLE)
     step = deviations @ bargain(deviations.T @ deviations).weights
     torch.testing.assert_close(step / step.norm(), torch.tensor([1.0, 1.0, 0.0], dtype=DOUBLE) / math.sqrt(2))
@@ -123,7 +123,7 @@ def test_the_papers_sequence_agrees_with_newton(clients: int, seed: int) -> None
 
 @pytest.mark.parametrize("clients", [1, 3, 10, 20])
 def test_a_convex_solver_agrees(clients: int) -> None:
-    """CVXPY on ½pᵀMp − Σ w log p; a missing solver is an error, not another answer."""
+    """CVXPY on ½pᵀMp − Σ w log p; a missing solver is an error, without a fallback."""
     assert "CLARABEL" in cvxpy.installed_solvers()
     deviations = draw(60, clients, seed=3) / math.sqrt(60)
     w = positive(clients, 1, seed=4).flatten()
@@ -138,7 +138,7 @@ def test_a_convex_solver_agrees(clients: int) -> None:
     )
 
 
-# ---- where there is no agreement, or nobody to agree
+# ---- no solution, or no clients
 
 
 def test_all_zero() -> None:
@@ -159,7 +159,7 @@ def test_opposite_clients_do_not_move() -> None:
 
 @pytest.mark.parametrize(("clients", "directions"), [(30, 9), (1000, 20)])
 def test_no_common_half_space_is_said(clients: int, directions: int) -> None:
-    """A ridge, reported with the residual of the ridged system; finite weights or no move."""
+    """A ridge, reported with the residual of the system with it; finite weights, or no move."""
     deviations = draw(directions, clients)
     made = bargain(deviations.T @ deviations)
     assert made.ridge > 0
@@ -182,12 +182,12 @@ def test_what_is_not_finite_or_zero_is_left_out() -> None:
     assert made.weights[[2, 4, 5]].tolist() == [0, 0, 0]
 
 
-def test_an_unknown_solver_is_said() -> None:
+def test_an_unknown_solver_is_refused() -> None:
     with pytest.raises(ConfigError, match="'newton'"):
         bargain(torch.eye(2), method="newtn")
 
 
-# ---- the Gram matrix, and what is done with the weights
+# ---- the Gram matrix, and the use of the weights
 
 
 def test_the_gram_matrix_is_that_of_the_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +196,13 @@ def test_the_gram_matrix_is_that_of_the_deviations(monkeypatch: pytest.MonkeyPat
     rows = {name: base[name] + 1e-4 * draw(6, *base[name].shape, seed=1).float() for name in ("a", "b")}
     flat = torch.cat([(rows[n].double() - base[n].double()).flatten(1) for n in rows], 1)
     close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
-    monkeypatch.setattr("fedrane.tree.BLOCK", 13)
+    monkeypatch.setattr("fedrane.tree.BLOCK_SIZE", 13)
     close({"m": gram(base, rows)}, {"m": flat @ flat.T}, 1e-18)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_deviations_are_taken_in_double_precision(dtype: torch.dtype) -> None:
-    """Far apart or close together: the difference of the numbers sent, not a rounded one."""
+    """For large and small deviations: the exact difference of the uploads, not a rounded one."""
     base = {"w": (1e3 * draw(40)).to(dtype)}
     for apart in (1e3, 1.0, 1e-6):
         rows = {"w": (base["w"].double() + apart * draw(5, 40, seed=1)).to(dtype)}
@@ -217,7 +217,7 @@ def agreement(length: str, blend: float = 1.0, deviations: Tensor | None = None)
 
 
 def test_lengths() -> None:
-    """Each rule keeps the direction and says how far to go."""
+    """Each rule keeps the direction and sets the length."""
     made, deviations, ratio = agreement("average")
     p, step = made.bargain.weights, deviations @ made.weights
     torch.testing.assert_close(step.norm(), (deviations @ ratio).norm())
@@ -249,7 +249,7 @@ def models(clients: int, seed: int = 0) -> tuple[Model, Model]:
 
 
 def bargained(server: Model, ups: Model, names: list[str]) -> dict[str, Tensor]:
-    """The names bargained over as one vector, each client as strong, as long as the plain mean of equal samples."""
+    """The names are one vector, clients have equal power, and the step has the length of the plain mean."""
     flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in names], 1)
     p = bargain(flat @ flat.T).weights
     p = p * (flat.mean(0).norm() / (p @ flat).norm())
@@ -266,7 +266,7 @@ def bargained(server: Model, ups: Model, names: list[str]) -> dict[str, Tensor]:
     ],
 )
 def test_scopes(scope: str, groups: list[list[str]]) -> None:
-    """What is bargained over, together or apart; the rest is averaged, and so are statistics."""
+    """Which parameters are bargained over, together or separately; the rest and statistics are averaged."""
     server, ups = models(5)
     (params, stats), record = negotiate(server, ups, cohort([7] * 5), Terms(scope=scope))
     expected = {name: rows.mean(0) for name, rows in ups.params.items()}
@@ -319,7 +319,7 @@ def test_where_clients_have_nothing_in_common_each_pulls_by_the_root_of_its_powe
 
 
 def test_a_broken_upload_is_left_out_of_everything() -> None:
-    """Parameters, statistics and record as if it had not answered, but for the record saying so."""
+    """Parameters, statistics and record as without its upload, except that the record names it."""
     server, ups = models(5)
     ups.params["body.0.bias"][3] = float("nan")
     ups.stats["body.0.running_mean"][3] = float("inf")
@@ -343,7 +343,7 @@ def test_clients_that_cancel_out_leave_the_model() -> None:
 
 
 def test_what_is_only_averaged_is_averaged_though_it_cancels() -> None:
-    """Outside of the scope, and with a blend of 0."""
+    """Outside the scope, and with a blend of 0."""
     server, ups = models(2)
     ups.params["head.weight"][0], ups.params["head.weight"][1] = 1.0, -1.0
     server.params["head.weight"].zero_()
@@ -357,7 +357,7 @@ def test_what_is_only_averaged_is_averaged_though_it_cancels() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_sequence_never_throws(seed: int) -> None:
-    """Few dimensions, uneven powers, conflicts: an answer whose residual is small, or a ridge that says why not."""
+    """Few dimensions, uneven powers, conflicts: a solution with a small residual, or a ridge."""
     draws = np.random.default_rng(seed)
     clients, directions = int(draws.integers(1, 12)), int(draws.integers(2, 30))
     deviations = draw(directions, clients, seed=seed)

@@ -1,7 +1,7 @@
-"""The methods, one file a paper. ``METHODS`` is the only registry; an installed package may add to it.
+"""The methods, one file per paper. ``METHODS`` is the only registry; installed packages can add to it.
 
-A method of one's own needs no change here: ``method=path/to/file.py:Class`` or ``method=package.module:Class``, or an
-entry point in the group ``fedrane.methods``.
+Your own method needs no change here: use ``method=path/to/file.py:Class``, ``method=package.module:Class``, or an entry
+point in the group ``fedrane.methods``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedrane.methods.spherefed import SphereFed
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the registry: a class, the values that make it this entry, and where it was published."""
+    """An entry of the registry: a class, preset values of its fields, and its publication."""
 
     kind: type[Algorithm]
     venue: str
@@ -43,12 +43,12 @@ class Method:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its hyper-parameters and their values."""
+        """Its hyper-parameters and their default values."""
         return {f.name: getattr(self.kind(**self.preset), f.name) for f in fields(self.kind)}
 
     @property
     def category(self) -> str:
-        """``global``, ``personal`` or ``both``: which models it is there for."""
+        """``global``, ``personal`` or ``both``: which models it has."""
         return "both" if len(self.kind.answers) > 1 else self.kind.answers[0]
 
     @property
@@ -79,19 +79,19 @@ METHODS: dict[str, Method] = {
 
 
 def find(name: str) -> Method:
-    """The method of that name, in the registry, a file, a module or an installed package."""
+    """The method of that name: from the registry, a file, a module or an installed package."""
     if name in METHODS:
         return METHODS[name]
     if loading.is_reference(name):
         return Method(_load(name, loading.version(name)), "own")
     if name in _installed():
         return Method(_load(_installed()[name], ""), "own")
-    remedy = nearest(name, known()) + ", or a file of yours: method=path.py:Class"
+    remedy = nearest(name, known()) + ", or your own file: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
 
 
 def known() -> list[str]:
-    """The names in the registry and those that installed packages add."""
+    """The names in the registry and those of installed packages."""
     return [*METHODS, *(name for name in _installed() if name not in METHODS)]
 
 
@@ -100,41 +100,42 @@ def _installed() -> dict[str, str]:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """What to write in a configuration so that :func:`find` gives this method again."""
-    kind = type(algorithm)
+    """The name with which :func:`find` returns this method."""
+    cls = type(algorithm)
     matches = [
         (len(entry.preset), name)
         for name, entry in METHODS.items()
-        if entry.kind is kind and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
+        if entry.kind is cls and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
     ]
     if matches:
-        most = max(length for length, _ in matches)
-        best = [name for length, name in matches if length == most]
-        return best[0] if len(best) == 1 else min(matches)[1]  # both ablations at once are neither
-    reference = f"{kind.__module__}:{kind.__qualname__}"
+        longest = max(length for length, _ in matches)
+        best = [name for length, name in matches if length == longest]
+        return best[0] if len(best) == 1 else min(matches)[1]  # with several presets at once, the plain method
+    reference = f"{cls.__module__}:{cls.__qualname__}"
     named = [name for name, value in _installed().items() if value == reference]
-    return named[0] if named else _origin.get(kind, reference)
+    return named[0] if named else _origin.get(cls, reference)
 
 
 _origin: dict[type[Algorithm], str] = {}
+"""The reference each class was loaded by."""
 
 
 @cache
 def _load(name: str, version: str) -> type[Algorithm]:
-    """Once for each ``version`` of its file: one that was edited is another method."""
-    kind = _checked(loading.load(name, "method"), name)
-    _origin[kind] = loading.absolute(name)
-    return kind
+    """Load the class once for each ``version`` of its file: an edited file is another method."""
+    cls = _checked(loading.load(name, "method"), name)
+    _origin[cls] = loading.absolute(name)
+    return cls
 
 
-def _checked(kind: Any, name: str) -> type[Algorithm]:
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+def _checked(cls: Any, name: str) -> type[Algorithm]:
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise ConfigError(f"{name} is not a method", "it must derive from fedrane.Algorithm", "See CONTRIBUTING.md")
-    annotated = set(vars(kind).get("__annotations__", ())) - {"answers", "grid", "needs", "trains_model"}
-    if "__dataclass_fields__" not in vars(kind) and annotated:
+    annotated = set(vars(cls).get("__annotations__", ())) - {"answers", "grid", "needs", "trains_model"}
+    if "__dataclass_fields__" not in vars(cls) and annotated:
         raise ConfigError(
             f"{name} has annotated fields but is not a dataclass",
-            "its hyper-parameters could not be set or written down",
+            "its hyper-parameters could not be set or saved",
             "Put @dataclass(frozen=True) above the class",
         )
-    return kind
+    return cls

@@ -1,18 +1,18 @@
 """APPLE: Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022.
 
-Client i has a core w_i, which all may have, and a directed relation p_i, which never leaves it and starts as p0,
-p0_j = n_j / n. Its model is the mix Σ_j p_ij w_j, and in round r = 0, 1, … it descends in both w_i and p_i
+Client i has a core w_i, which all clients may download, and a directed relation p_i, which never leaves it and starts
+as p0, p0_j = n_j / n. Its model is the mix Σ_j p_ij w_j, and in round r = 0, 1, … it minimises over both w_i and p_i
 
     f_i(Σ_j p_ij w_j) + λ(r) (μ/2) ‖p_i − p0‖²,        the other cores being those of the last round,
 
-with λ(r) = (1 + cos(π r / L)) / 2 or 0.001^(r/L), and 0 from r = L on. It answers with the mix that it has trained; its
-core goes up. If only M cores may come down, a client keeps its last copy of each and asks with its core for the next:
-those it never had, then core j by chance with weight b^|p_ij|, b = max(1.5, r M / N).
+with λ(r) = (1 + cos(π r / L)) / 2 or 0.001^(r/L), and 0 from r = L on. It predicts with the mix that it has trained,
+and uploads its core. With at most M downloads a client keeps its last copy of each core and requests the next with its
+upload: first those it never had, then core j at random with weight b^|p_ij|, b = max(1.5, r M / N).
 
-*Deviations*: all cores start alike; in the authors' code, each apart. It lacks the 1/2, and does not note which cores
-were had, so that all choices are uniform. Who never answered is sent the M next in number. The rate of p has neither
-schedule nor decay nor clip. BatchNorm's statistics are a client's own, of its mix. A core moves its mix by p_ii² ≈ 1/N²
-of ``lr``; ``core_rate``, which multiplies the core's gradient, is not in the paper.
+*Deviations*: all cores start from the same weights; in the authors' code from different ones. That code lacks the 1/2,
+and does not record which cores were received, so all choices are uniform. A client that never uploaded is sent the M
+next in number. The learning rate of p has no schedule, weight decay or clip. BatchNorm's statistics stay with the
+client. A core moves its mix by p_ii² ≈ 1/N² of ``lr``; ``core_rate``, a factor of its gradient, is not in the paper.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
 @dataclass(frozen=True)
 class APPLE(Algorithm):
-    """Every client mixes all clients' core models by coefficients that it learns."""
+    """Every client mixes all clients' core models with coefficients that it learns."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.01, 0.1), "coefficient_rate": (0.001, 0.01)}
@@ -50,7 +50,7 @@ class APPLE(Algorithm):
         check_ranges(self, coefficient_rate=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
         check_ranges(self, downloads=(0, 1e9), core_rate=(1e-6, 1e6))
         if self.coefficient_rate == 0:
-            warnings.warn("APPLE with method.coefficient_rate=0 learns no relation: all mix alike", stacklevel=3)
+            warnings.warn("APPLE with method.coefficient_rate=0 learns no relation: all mix equally", stacklevel=3)
 
     def init(self, task: Task, roster: Roster) -> State:
         model, sizes = task.init(), roster.sizes
@@ -61,15 +61,15 @@ class APPLE(Algorithm):
     def join(self, task: Task, server: State, client: Client) -> State:
         (params, stats), rows, prior = server.model, server.extra["cores"], server.extra["prior"]
         extra = {"core": {name: value[int(client.index)] for name, value in rows.items()}, "relation": prior}
-        if self.downloads:  # the server's model stays the first one, so these are copies of all first cores
+        if self.downloads:  # the server's model stays the initial one, so these are copies of all initial cores
             return State(server.model, {**extra, **cores.first(self.exchanged(task, params), client)})
         mixed = {name: torch.tensordot(prior, value, 1) for name, value in rows.items()}
         return State(Model({**params, **mixed}, stats), extra)
 
     def send(self, task: Task, server: State, client: Client) -> State:
         which = server.extra["wanted"][client.index] if self.downloads else cores.others(client)
-        fresh = {name: rows[which] for name, rows in server.extra["cores"].items()}
-        return State(Model({}, {}), {"cores": fresh, "which": which, "prior": server.extra["prior"]})
+        sent = {name: rows[which] for name, rows in server.extra["cores"].items()}
+        return State(Model({}, {}), {"cores": sent, "which": which, "prior": server.extra["prior"]})
 
     def start(self, task: Task, ctx: Context) -> Model:
         return Model({**ctx.own.model.params, **ctx.own.extra["core"]}, ctx.own.model.stats)
@@ -89,15 +89,15 @@ class APPLE(Algorithm):
             return value + self._focus(ctx.client) * self.strength / 2 * away, outcome
 
         trained, relation = tree.pick(params, self.trains), work.extra["relation"]
-        (slope, lean), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, relation)
-        slope |= tree.scale({name: slope[name] for name in ctx.down.extra["cores"]}, self.core_rate)
-        trained, velocity = task.sgd.update(trained, slope, work.velocity, ctx.client.rate)
+        (grads, grad_p), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, relation)
+        grads |= tree.scale({name: grads[name] for name in ctx.down.extra["cores"]}, self.core_rate)
+        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.rate)
         plain, rate = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_rate)
-        moved, pace = plain.update({"relation": relation}, {"relation": lean}, work.extra["velocity"], rate)
+        moved, velocity_p = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], rate)
         rows = batch.live.sum().to(work.rows)
         sums = {name: total + rows * outcome.metrics[name].detach() for name, total in work.sums.items()}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return Work(model, velocity, work.rows + rows, sums, {**moved, "velocity": pace, "key": batch.key})
+        return Work(model, velocity, work.rows + rows, sums, {**moved, "velocity": velocity_p, "key": batch.key})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done, relation = super().finish(task, ctx, work), work.extra["relation"]
@@ -110,11 +110,11 @@ class APPLE(Algorithm):
         return done._replace(up=State(Model(core, {}), up), own=State(mixed, own))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        arrived = {"cores": ups.model.params, **ups.extra}
-        merged = {name: cores.put(server.extra[name], cohort.index, new) for name, new in arrived.items()}
-        return server._replace(extra=server.extra | merged), {}
+        uploads = {"cores": ups.model.params, **ups.extra}
+        updated = {name: cores.put(server.extra[name], cohort.index, new) for name, new in uploads.items()}
+        return server._replace(extra=server.extra | updated), {}
 
     def _focus(self, client: Client) -> Tensor:  # λ(r)
-        passed = (client.round - 1).to(client.rate.dtype) / self.horizon
-        falling = (1 + torch.cos(torch.pi * passed)) / 2 if self.schedule == "cosine" else 0.001**passed
-        return torch.where(passed < 1, falling, 0)
+        progress = (client.round - 1).to(client.rate.dtype) / self.horizon
+        decay = (1 + torch.cos(torch.pi * progress)) / 2 if self.schedule == "cosine" else 0.001**progress
+        return torch.where(progress < 1, decay, 0)

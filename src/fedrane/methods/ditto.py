@@ -1,13 +1,13 @@
 """Ditto: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 
-The global model w is FedAvg's. Beside it each client keeps a model v_k of its own, pulled towards the w it was sent,
+The global model w is FedAvg's. Each client also keeps a personal model v_k, pulled towards the w it was sent,
 
     v_k ← v_k − η (∇f_k(v_k) + λ (v_k − w)),
 
-by steps of its own, which nothing else sees. Client k answers with v_k. Under norm=local a client keeps the
-normalisation layers of both: those of w, as in FedAvg, and those of v_k.
+in separate steps that do not affect w. Client k predicts with v_k. With norm=local a client keeps the normalisation
+layers of both: those of w, as in FedAvg, and those of v_k.
 
-*Deviations*: v_k is trained on the same batches as w, ``personal_steps`` steps on each, by the experiment's optimiser.
+*Deviations*: v_k is trained on the same batches as w, ``personal_steps`` steps each, by the experiment's optimiser.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedrane.tree import Tensors
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """FedAvg, and beside it a personal model pulled towards the global one."""
+    """FedAvg, and a personal model pulled towards the global one."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.1, 0.5, 1.0, 2.0)}
@@ -45,39 +45,39 @@ class Ditto(Algorithm):
         return State(server.model, self._kept(task, server.model))
 
     def start(self, task: Task, ctx: Context) -> Model:
-        """The global model with its own layers in place, not those of v_k."""
+        """The global model with its private layers, not those of v_k."""
         return super().start(task, ctx._replace(own=State(Model(**ctx.own.extra["global"]), {})))
 
     def begin(self, task: Task, ctx: Context) -> Work:
-        own = ctx.own.model
-        velocity = task.sgd.init(tree.pick(own.params, self.trains))
-        return super().begin(task, ctx)._replace(extra={"personal": own._asdict(), "velocity": velocity})
+        personal = ctx.own.model
+        velocity = task.sgd.init(tree.pick(personal.params, self.trains))
+        return super().begin(task, ctx)._replace(extra={"personal": personal._asdict(), "velocity": velocity})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         after = super().step(task, ctx, work, batch)
-        own, velocity = Model(**work.extra["personal"]), work.extra["velocity"]
+        personal, velocity = Model(**work.extra["personal"]), work.extra["velocity"]
         for _ in range(self.personal_steps):
-            own, velocity = self._personal_step(task, ctx, own, velocity, batch)
-        return after._replace(extra={"personal": own._asdict(), "velocity": velocity})
+            personal, velocity = self._personal_step(task, ctx, personal, velocity, batch)
+        return after._replace(extra={"personal": personal._asdict(), "velocity": velocity})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         own = State(Model(**work.extra["personal"]), self._kept(task, work.model))
         return super().finish(task, ctx, work)._replace(own=own)
 
     def _kept(self, task: Task, model: Model) -> dict[str, Any]:
-        """Of the global model, what stays with the client: its normalisation layers under norm=local."""
+        """The part of the global model that stays with the client: normalisation layers under norm=local."""
         return {"global": self._part(task, model, shared=False)._asdict()}
 
     def _personal_step(
-        self, task: Task, ctx: Context, own: Model, velocity: Tensors, batch: Batch
+        self, task: Task, ctx: Context, model: Model, velocity: Tensors, batch: Batch
     ) -> tuple[Model, Tensors]:
         def loss(trained: Tensors) -> tuple[Tensor, Outcome]:
-            value, outcome = self.objective(task, ctx, Model({**own.params, **trained}, own.stats), batch)
+            value, outcome = self.objective(task, ctx, Model({**model.params, **trained}, model.stats), batch)
             sent = self.exchanged(task, ctx.down.model.params)
             away = tree.sub({name: trained[name] for name in sent}, sent)
             return value + self.strength / 2 * tree.dot(away, away), outcome
 
-        trained = tree.pick(own.params, self.trains)
-        slope, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
-        trained, velocity = task.sgd.update(trained, slope, velocity, ctx.client.rate)
-        return Model({**own.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), velocity
+        trained = tree.pick(model.params, self.trains)
+        grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
+        trained, velocity = task.sgd.update(trained, grads, velocity, ctx.client.rate)
+        return Model({**model.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), velocity

@@ -1,16 +1,17 @@
 """FedBABU: Oh, Kim & Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022.
 
-The head stays as it was drawn, for all rounds and all clients; only the body is trained, and averaged as in FedAvg:
+The head keeps its random initial weights, for all rounds and clients. Only the body is trained, and averaged as in
+FedAvg:
 
     θ_B ← Σ_k (n_k / n) θ_B,k,        θ_H fixed.
 
-After the last round each client tunes its own copy of the global model on its own rows, and answers with that.
+After the last round each client fine-tunes a copy of the global model on its examples, and predicts with it.
 
-*Deviations*: the head is frozen by not being among what the optimiser is given, so neither momentum nor weight decay
-moves it; the official code gives it a rate of 0. Tuning uses the experiment's optimiser at a fraction of its last rate:
-the official code trains at 0.1 falling to 0.001 and tunes at 0.001 with momentum 0.9, about 0.01 without. When only a
-part is tuned the running statistics of BatchNorm still follow the client's rows, as there. Before the finale a client
-answers with the model it trained last.
+*Deviations*: the head is not passed to the optimiser, so neither momentum nor weight decay moves it; the official code
+gives it a learning rate of 0. Tuning uses the experiment's optimiser at a fraction of its last learning rate: the
+official code trains at 0.1 falling to 0.001, and tunes at 0.001 with momentum 0.9, about 0.01 without. If only a part
+is tuned, BatchNorm's running statistics still change, as in that code. Before the post-training stage a client predicts
+with the model it trained last.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from fedrane.task import Batch, Client, Context, Model, State, Task
 
 @dataclass(frozen=True)
 class FedBABU(Algorithm):
-    """A body trained under a fixed random head; each client tunes a copy in the end."""
+    """A body trained under a fixed random head; at the end each client fine-tunes a copy."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"tune_rate": (0.03, 0.1, 0.3)}
 
     tune: str = "full"
     tune_epochs: int = 5  # τ_f
-    tune_rate: float = 0.1  # times the rate of the last round that was run
+    tune_rate: float = 0.1  # times the learning rate of the last round that was run
 
     def __post_init__(self) -> None:
         check_choices(self, tune=("full", "head", "body"))
@@ -47,7 +48,7 @@ class FedBABU(Algorithm):
 
 @dataclass(frozen=True)
 class Tuning(FedBABU):
-    """FedBABU's finale: nothing goes up, and the server stays as it is."""
+    """FedBABU's post-training stage: nothing is uploaded, and the server does not change."""
 
     def trains(self, name: str) -> bool:
         return self.tune == "full" or _head(name) == (self.tune == "head")
@@ -56,8 +57,8 @@ class Tuning(FedBABU):
         return not _head(name)
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
-        slower = ctx.client._replace(rate=self.tune_rate * ctx.client.rate)
-        return super().step(task, ctx._replace(client=slower), work, batch)
+        client = ctx.client._replace(rate=self.tune_rate * ctx.client.rate)
+        return super().step(task, ctx._replace(client=client), work, batch)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)

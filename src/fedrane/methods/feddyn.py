@@ -5,11 +5,11 @@ Client k keeps g_k, the server h, all zero at first. With θ the model sent and 
     θ_k = argmin  f_k(θ') − ⟨g_k, θ'⟩ + (α/2) ‖θ' − θ‖²,        g_k ← g_k − α (θ_k − θ),
     h ← h − (α/N) Σ_{k in the cohort} (θ_k − θ),                θ ← mean of θ_k − h / α.
 
-At a stationary point g_k = ∇f_k(θ), h = (1/N) Σ g_k = 0: the minimiser of (1/N) Σ f_k, whatever the clients' drift.
+At a stationary point g_k = ∇f_k(θ) and h = (1/N) Σ g_k = 0: the minimiser of (1/N) Σ f_k, despite the clients' drift.
 
-*Deviations*: the minimiser is approached by the experiment's epochs of SGD, as in the authors' code, which also clips
-gradients (``clip=10``). Its "weight decay + α" is the quadratic term, which is written out here. That code also divides
-α by N n_k / n, which minimises Σ (n_k / n) f_k; here, as in the paper, clients count equally.
+*Deviations*: the argmin is approximated by the experiment's epochs of SGD, as in the authors' code, which also clips
+gradients (``clip=10``). Its "weight decay + α" is the quadratic term, explicit here. That code also divides α by
+N n_k / n, which minimises Σ (n_k / n) f_k; here, as in the paper, all clients have the same weight.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@ trace 1, W and Ω are learnt in turn on
 
     Σ_k f_k(w_k) + (λ/N) tr(W Ω⁻¹ Wᵀ).
 
-With Ω fixed, client k descends the terms in its own w, the others' models being those of the last round,
+With Ω fixed, client k minimises the terms that contain its w, with the other clients' models of the last round,
 
     f_k(w) + (λ/N) (Ω⁻¹_kk ‖w‖² + 2 ⟨w, Σ_{j≠k} Ω⁻¹_kj w_j⟩);
 
-only that sum and Ω⁻¹_kk come down. With W fixed, Ω = (WᵀW)^½ / tr (WᵀW)^½ is the best, at the server.
+only that sum and Ω⁻¹_kk are sent to it. With W fixed, the server sets the optimal Ω = (WᵀW)^½ / tr (WᵀW)^½.
 
-*Deviations*: MOCHA solves for W in the dual, which convex losses of linear models alone have; here the primal is
-descended by the experiment's SGD. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull
-would grow with N. Alike models make WᵀW singular, so Ω is the best of those whose eigenvalues are at least floor/N.
-The first Ω is the best for the first W, whose columns are alike; the authors' code starts from I/N.
-The stiffest pull then has curvature 2λ/floor; ``lr`` times it must stay below 2, or the first round says so.
-Every client keeps its own BatchNorm statistics. Rows of absent clients stay in W as they are.
+*Deviations*: MOCHA solves for W in the dual, which needs convex losses of linear models; here the experiment's SGD
+minimises the primal. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull would grow
+with N. Equal models make WᵀW singular, so Ω is optimal among those whose eigenvalues are at least floor/N. The first Ω
+is optimal for the first W, whose columns are equal; the authors' code starts from I/N. The strongest pull then has
+curvature 2λ/floor; ``lr`` times it must stay below 2, otherwise the first round logs a message. Every client keeps its
+BatchNorm statistics. The rows of absent clients stay in W.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from fedrane.tree import Tensors
 
 @dataclass(frozen=True)
 class FedMTL(Algorithm):
-    """A model for each client, and a learnt covariance of the clients that pulls related ones together."""
+    """A model for each client, and a learnt covariance of the clients that pulls related models together."""
 
     strength: float = 0.03  # λ
     floor: float = 0.1
-    """Times 1/N, the least eigenvalue of Ω."""
+    """Times 1/N: the smallest eigenvalue of Ω."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.01, 0.03, 0.1)}
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), floor=(1e-6, 1))
-        said = {"strength=0 is local training": self.strength == 0, "floor=1 learns no relation": self.floor == 1}
-        for text in (text for text, holds in said.items() if holds):
-            warnings.warn(f"FedMTL with method.{text}", stacklevel=3)
+        notes = {"strength=0 is local training": self.strength == 0, "floor=1 learns no relation": self.floor == 1}
+        for note in (note for note, applies in notes.items() if applies):
+            warnings.warn(f"FedMTL with method.{note}", stacklevel=3)
 
     def init(self, task: Task, roster: Roster) -> State:
         model, population = task.init(), len(roster.sizes)
@@ -58,7 +58,7 @@ class FedMTL(Algorithm):
         return State(model, {"rows": rows, "covariance": covariance(rows, self.floor)})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        """Its row of W, and the rest as the server first had it."""
+        """Its row of W, and the rest of the initial model."""
         row = {name: rows[int(client.index)] for name, rows in server.extra["rows"].items()}
         return State(Model({**server.model.params, **row}, server.model.stats), {})
 
@@ -85,35 +85,35 @@ class FedMTL(Algorithm):
         return done._replace(up=State(Model(done.up.model.params, {}), {}), own=State(work.model, {}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        changed = ups.model.params
-        rows = {k: v.index_copy(0, cohort.index, changed[k]) for k, v in server.extra["rows"].items()}
+        new = ups.model.params
+        rows = {k: v.index_copy(0, cohort.index, new[k]) for k, v in server.extra["rows"].items()}
         omega = covariance(rows, self.floor)
         mean = server.model.params | {name: stacked.mean(0) for name, stacked in rows.items()}
         record: dict[str, Any] = {}
-        swing, limit = float(cohort.rate.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
-        if swing >= limit and int(cohort.round.min()) == 1:
-            cure = "use a smaller lr or method.strength, or a larger method.floor"
+        factor, limit = float(cohort.rate.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
+        if factor >= limit and int(cohort.round.min()) == 1:
+            remedy = "use a smaller lr or method.strength, or a larger method.floor"
             record["say"] = [
-                f"lr · 2 · strength / floor is {swing:.3g}, and from {limit:.3g} on steps swing up: {cure}"
+                f"lr · 2 · strength / floor is {factor:.3g}, and from {limit:.3g} on training is unstable: {remedy}"
             ]
         return State(Model(mean, server.model.stats), {"rows": rows, "covariance": omega}), record
 
 
 def covariance(rows: Tensors, floor: float) -> Tensor:
-    """Ω of trace 1 that minimises tr(W Ω⁻¹ Wᵀ) among those whose eigenvalues are at least ``floor`` / N."""
+    """The Ω of trace 1 that minimises tr(W Ω⁻¹ Wᵀ) among those whose eigenvalues are at least ``floor`` / N."""
     base = tree.row(rows, 0)
     population, device = len(next(iter(rows.values()))), next(iter(base.values())).device
     gram = torch.zeros(population, population, dtype=torch.float64, device=device)
     for part, _ in tree.blocks(base, rows):
         gram += part.double() @ part.double().T
     if not bool(torch.isfinite(gram).all()):
-        return gram  # a model has left the finite numbers; the run ends by it, with the client's name
+        return gram  # a model is not finite; the run then stops and names the client
     values, vectors = torch.linalg.eigh(gram)
-    lengths, least = values.clamp(min=1e-200).sqrt(), floor / population
-    # The longest m share by their lengths what the floor leaves of 1; m is the largest that keeps them all above it.
-    longest = lengths.flip(0)
+    roots, least = values.clamp(min=1e-200).sqrt(), floor / population
+    # The largest m share in proportion what the floor leaves of trace 1; m is maximal such that all stay above it.
+    largest = roots.flip(0)
     left = 1 - least * torch.arange(population - 1, -1, -1, dtype=gram.dtype, device=device)
-    m = max(1, int((left * longest >= least * longest.cumsum(0)).sum()))
-    shares = (lengths * left[m - 1] / longest[:m].sum()).clamp(min=least)
+    m = max(1, int((left * largest >= least * largest.cumsum(0)).sum()))
+    shares = (roots * left[m - 1] / largest[:m].sum()).clamp(min=least)
     omega: Tensor = (vectors * shares) @ vectors.T
     return omega

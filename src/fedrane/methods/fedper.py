@@ -1,9 +1,9 @@
 """FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818, 2019.
 
-The body is averaged as in FedAvg; the head stays with its client, is trained there together with the body, and is
-never sent:
+The body is averaged as in FedAvg. The head is trained together with the body, but stays with its client and is never
+sent:
 
-    θ_B ← Σ_k (n_k / n) θ_B,k,        client k answers with (θ_B, θ_P,k).
+    θ_B ← Σ_k (n_k / n) θ_B,k,        client k predicts with (θ_B, θ_P,k).
 
 *Deviations*: the personal layers are the network's head, one layer; the paper also tries the last residual blocks.
 """

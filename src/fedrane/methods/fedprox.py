@@ -4,11 +4,11 @@ Each client minimises its loss with a pull towards the model it was sent,
 
     f_k(θ) + (μ/2) ‖θ − θ_t‖²,
 
-the *square* of the distance, over all parameters that are trained. μ is tuned in {0.001, 0.01, 0.1, 1} in the paper.
+the *squared* distance, over all trained parameters. The paper tunes μ in {0.001, 0.01, 0.1, 1}.
 
-*Deviations*: all clients make the same number of epochs; the paper's γ-inexact solutions (clients that stop early) are
-what ``dropout`` and ``epochs`` of an experiment simulate. Clients are drawn evenly and uploads weighted by rows;
-the paper draws clients by rows and weights uploads equally.
+*Deviations*: all clients run the same number of epochs. The paper's γ-inexact solutions (clients that stop early) are
+simulated by ``dropout`` and ``epochs`` of the experiment. Clients are sampled uniformly and uploads weighted by number
+of examples; the paper samples clients by number of examples and weights uploads equally.
 """
 
 from __future__ import annotations

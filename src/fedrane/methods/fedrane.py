@@ -1,13 +1,13 @@
 """FedRANE: Liao et al., "Joint Local Relational Augmentation and Global Nash Equilibrium for Federated Learning with
 Non-IID Data", ACM MM 2023.
 
-In each client, local relational augmentation (LRA): a batch's features z are related by a graph A mined from their
-Pearson matrix (Eq. 2-4), each is augmented to z̃ by attentive messages from its neighbours (Eq. 5-6), and the loss is
-that of the predictions + λ_CD · CD(z, z̃) (Eq. 7-9).
+On each client, local relational augmentation (LRA): a graph A over the batch is mined from the Pearson matrix of its
+features z (Eq. 2-4), attention over the neighbours augments each z to z̃ (Eq. 5-6), and the loss is the prediction loss
++ λ_CD · CD(z, z̃) (Eq. 7-9).
 
-At the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, with G's columns θ_k − θ (Eq. 10-16).
+On the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, with the columns θ_k − θ of G (Eq. 10-16).
 
-*Deviations*: the paper cannot be run as written; docs/paper.md has each reading, its reason, and how to get the other.
+*Deviations*: the paper cannot be run as written. docs/paper.md has each reading, its reason, and the alternatives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_
 
 @dataclass(frozen=True)
 class FedRANE(Algorithm):
-    """Relational augmentation in the clients, Nash bargaining at the server."""
+    """Relational augmentation on the clients, Nash bargaining on the server."""
 
     answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
@@ -39,20 +39,20 @@ class FedRANE(Algorithm):
     steps: int = 1  # L
     attention: str = "softmax"
     residual: bool = True
-    neighbours: int = 0  # so many of the strongest; 0 is all
+    neighbours: int = 0  # how many of the strongest; 0 is all
     contrast: float = 0.2  # λ_CD
     temperature: float = 0.8  # τ₁
     projection: int = 0  # width of the projection whose outputs the CD loss compares; 0 compares z and z̃ themselves
-    augmented: float = 0.5  # the part of the loss on z̃, the rest being on z
+    augmented: float = 0.5  # weight of the loss on z̃; the rest is the loss on z
     head: str = "orthonormal"
     loss: str = "mse"
-    scale: float = 16.0  # of the scores of unit-norm features under cross entropy
+    scale: float = 16.0  # of the scores of unit-norm features with cross entropy
     predict_on: str = "direct"
     gne: bool = True
-    power: float = 0.0  # a client of n samples bargains with power n^power: 0 is equal, 1 by samples
+    power: float = 0.0  # a client with n examples has bargaining power n^power: 0 is equal, 1 by examples
     length: str = "average"
     scope: str = "model"
-    blend: float = 1.0  # the part of the bargain, the rest being the average
+    blend: float = 1.0  # weight of the bargain; the rest is the average
     solver: str = "newton"
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class FedRANE(Algorithm):
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         net = task.training(model, batch)
-        z = self._place(net.body(batch.x))
+        z = self._normalise(net.body(batch.x))
         plain = self._loss(net, z, batch)
         if not self.lra:
             return plain, Outcome(net.stats, {"loss": plain})
@@ -102,16 +102,16 @@ class FedRANE(Algorithm):
 
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
         net = task.answering(model, live)
-        z = self._place(net.body(x))
+        z = self._normalise(net.body(x))
         return self._scores(net, self._augment(net, z, live)[0] if self.lra and self.predict_on == "relational" else z)
 
-    def _place(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         return sphere.unit(z) if self.head == "orthonormal" else z
 
     def _augment(self, net: Net, z: Tensor, live: Tensor) -> tuple[Tensor, graph.Relations]:
-        source, how = z if self.graph_gradient else z.detach(), (self.relation, self.alternations, self.closed_form)
-        relations = graph.relations(source, live, *how, differentiable=self.graph_gradient)
-        return self._place(net.part("relate", z, relations.adjacency, live)), relations
+        source, args = z if self.graph_gradient else z.detach(), (self.relation, self.alternations, self.closed_form)
+        relations = graph.relations(source, live, *args, differentiable=self.graph_gradient)
+        return self._normalise(net.part("relate", z, relations.adjacency, live)), relations
 
     def _scores(self, net: Net, z: Tensor) -> Tensor:
         return net.head(z) * (self.scale if self.head == "orthonormal" and self.loss == "ce" else 1.0)

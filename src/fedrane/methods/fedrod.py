@@ -1,17 +1,17 @@
 """Fed-RoD: Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
 
-A client trains two predictors by two losses. The generic one, body f and head g, sees its classes as if they were
-balanced (n_c of its rows are of class c); the personal one adds h_k(z) to it, for its own distribution:
+A client trains two predictors with two losses. The generic one, body f and head g, is trained as if the classes were
+balanced (n_c examples of class c); the personal one adds h_k(z) to it, for the client's own distribution:
 
     balanced softmax   −log( n_y^γ e^{g(z)_y} / Σ_c n_c^γ e^{g(z)_c} ),        z = f(x),
     cross entropy      of  g(z) + h_k(z)  with neither z nor g(z) having a gradient.
 
-f and g are averaged as in FedAvg; h_k stays with its client, and so do the counts n_c. The server answers with g(z),
-client k with g(z) + h_k(z).
+f and g are averaged as in FedAvg; h_k and the counts n_c stay with the client. The server predicts with g(z), client k
+with g(z) + h_k(z).
 
-*Deviations*: the authors' repository holds no code to compare with. h_k is linear; the variant in which a hypernetwork
-makes h_k from the class distribution is not offered. h_k starts at zero, where a client's answer is the generic one. In
-a personal answer f and g are the latest the server has. ``clip`` measures the gradients of both losses together.
+*Deviations*: the authors' repository holds no code to compare with. h_k is linear; the variant with a hypernetwork that
+makes h_k from the class distribution is not implemented. h_k starts at zero, so a client first predicts as the server.
+Personal predictions use the server's latest f and g. ``clip`` applies to the gradients of both losses together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fedrane.ops.balance import balanced_cross_entropy
 from fedrane.task import Batch, Context, Model, State, Task, cross_entropy
 
 
-class Addition(nn.Linear):
-    """A linear layer that starts at zero."""
+class ZeroLinear(nn.Linear):
+    """A linear layer that is initialised to zero."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -56,7 +56,7 @@ class FedRoD(Algorithm):
         return ("loss", "personal")
 
     def prepare(self, task: Task) -> Task:
-        return task.add("personal", Addition(task.width, task.classes))
+        return task.add("personal", ZeroLinear(task.width, task.classes))
 
     def shares(self, name: str) -> bool:
         return not _personal(name)
@@ -84,5 +84,5 @@ def _personal(name: str) -> bool:
 
 
 def _counts(ctx: Context) -> Tensor:
-    assert ctx.client.labels is not None  # noqa: S101 - a client knows its own; only a cohort does not
+    assert ctx.client.labels is not None  # noqa: S101 - only a cohort has none
     return ctx.client.labels

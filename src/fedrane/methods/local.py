@@ -1,4 +1,4 @@
-"""Each client alone: nothing travels. Not a federated method but the row every personal method must beat."""
+"""Each client alone, without communication. Not a federated method, but the baseline of every personal method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedrane.algorithm import PERSONAL, Algorithm
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """Local training, from the same start as all others."""
+    """Local training only, from the same initial model as all other methods."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
 

@@ -1,18 +1,17 @@
 """MOON: Li, He & Song, "Model-Contrastive Federated Learning", CVPR 2021.
 
-A projection R stands on the features. With z = R(x) of the model in training, z_glob of the model that was sent and
+A projection head R maps the features to z. With z of the model in training, z_glob of the model that was sent and
 z_prev of the client's model at the end of its last round, each client minimises
 
     CE + μ · ℓ_con,        ℓ_con = −log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) ),
 
-s being the cosine: representations are drawn to the global model's and away from the client's former ones. Only z has
-a gradient; the other two are answers of fixed models, with running statistics and without dropout (the official code's
-``eval()``).
+where s is the cosine: representations are pulled towards the global model's and away from the client's previous ones.
+Only z has a gradient; the other two come from fixed models in evaluation mode (the official code's ``eval()``).
 
-*Deviations*: in the paper the output layer stands on R (``projection="inline"``). Here R is by default a branch beside
-the head, so that all methods are compared on one network. Before its first round a client's former model is the one it
-is sent, so that ℓ_con is the constant log 2; the official code leaves the term out in round 1, and gives a client that
-is first sampled later a random network. One former model is kept, as in the paper's experiments.
+*Deviations*: in the paper the output layer follows R (``projection="inline"``). Here R is by default a separate branch,
+so that all methods are compared on the same network. Before its first round a client's previous model is the one it is
+sent, so ℓ_con is the constant log 2. The official code omits the term in round 1, and uses a random network for a
+client that is first sampled later. One previous model is kept, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops.contrast import projection
 from fedrane.ops.sphere import unit
-from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, mean_over_live
+from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, masked_mean
 
 
 @dataclass(frozen=True)
 class MOON(Algorithm):
-    """FedAvg with a contrast between the global, the current and the former local model."""
+    """FedAvg with a contrastive loss between the global, the current and the previous local model."""
 
     grid: ClassVar[Grid] = {"strength": (0.1, 1.0, 5.0, 10.0)}
     strength: float = 5.0  # μ
@@ -58,7 +57,7 @@ class MOON(Algorithm):
         return task.add("head", nn.Linear(self.width, task.classes)) if self.projection == "inline" else task
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        return super().join(task, server, client)._replace(extra={"previous": _seeing(server.model)})
+        return super().join(task, server, client)._replace(extra={"previous": _encoder(server.model)})
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         net = task.training(model, batch)
@@ -68,12 +67,12 @@ class MOON(Algorithm):
         sent = self._fixed(task, self.start(task, ctx), batch)
         previous = self._fixed(task, Model(**ctx.own.extra["previous"]), batch)
         away = ((unit(z) * previous).sum(-1) - (unit(z) * sent).sum(-1)) / self.temperature
-        contrast = mean_over_live(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
+        contrast = masked_mean(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
         return loss + self.strength * contrast, Outcome(net.stats, {"loss": loss, "contrast": contrast})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(own=done.own._replace(extra={"previous": _seeing(work.model)}))
+        return done._replace(own=done.own._replace(extra={"previous": _encoder(work.model)}))
 
     def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
         net = task.answering(model, live)
@@ -81,15 +80,15 @@ class MOON(Algorithm):
         return net.head(net.part("project", features) if self.projection == "inline" else features)
 
     def _fixed(self, task: Task, model: Model, batch: Batch) -> Tensor:
-        """The direction of a fixed model's z."""
+        """The normalised z of a fixed model."""
         net = task.answering(model, batch.live)
         return unit(net.part("project", net.body(batch.x))).detach()
 
 
-def _seeing(model: Model) -> dict[str, Any]:
-    """All of a model that its z depends on."""
+def _encoder(model: Model) -> dict[str, Any]:
+    """The part of a model that computes z."""
 
-    def inside(name: str) -> bool:
+    def wanted(name: str) -> bool:
         return not name.startswith("head.")
 
-    return {"params": tree.pick(model.params, inside), "stats": tree.pick(model.stats, inside)}
+    return {"params": tree.pick(model.params, wanted), "stats": tree.pick(model.stats, wanted)}

@@ -1,17 +1,17 @@
 """pFedMe: T. Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 
-The clients' loss is the Moreau envelope of their own, F_k(w) = min_θ f_k(θ) + (λ/2) ‖θ − w‖², whose gradient is
+Client k minimises the Moreau envelope of its loss, F_k(w) = min_θ f_k(θ) + (λ/2) ‖θ − w‖², whose gradient is
 λ (w − θ_k(w)). From w = θ = the model sent, each batch makes K inner steps and one outer step,
 
     θ ← θ − α (∇f_k(θ) + λ (θ − w)),        w ← w − η λ (w − θ),
 
-and the server sets w ← (1 − β) w + β · mean of w_k. Client k answers with θ_k.
+and the server sets w ← (1 − β) w + β · mean of w_k. Client k predicts with θ_k.
 
-*Deviations*: uploads are weighed by rows, as in the authors' code; the paper weighs them equally. There all clients
-train in every round and only a sample is merged; here only the cohort trains. A round is epochs, not R batches. Their
-weight decay of 0.001 in the inner steps is the experiment's ``weight_decay``; momentum and clip act there too.
-Both rates are the method's own, so ``lr`` and its schedule are not used, which the first round says.
-BatchNorm's statistics are those of the passes of θ; they go up beside w and are averaged.
+*Deviations*: uploads are weighted by number of examples, as in the authors' code; the paper weights them equally. In
+the paper all clients train in every round and only a sample is aggregated; here only the cohort trains. A round has
+epochs, not R batches. Their weight decay of 0.001 in the inner steps is the experiment's ``weight_decay``; momentum and
+clip apply there too. Both learning rates are the method's own: ``lr`` and its schedule are not used, and the first
+round logs this. BatchNorm's statistics come from the passes of θ; they are uploaded with w and averaged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedrane.task import Batch, Client, Context, Model, State, Task
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
-    """Personal models near a global one that descends on their Moreau envelopes."""
+    """Personal models near a global one that minimises their Moreau envelopes."""
 
     answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (5.0, 15.0), "outer_rate": (0.02, 0.05)}
@@ -48,14 +48,14 @@ class PFedMe(Algorithm):
             if getattr(self, name) * self.strength >= 2:
                 raise ConfigError(
                     f"method.{name}={getattr(self, name)} with method.strength={self.strength}",
-                    "at a product of 2 or more each step leads further away from where it should end",
+                    "if their product is 2 or more, the steps diverge",
                     f"Use method.{name} below {2 / self.strength:.3g}",
                 )
         if self.blend == 0:
-            raise ConfigError("method.blend=0", "the global model would never move", "Use 1, or another above 0")
+            raise ConfigError("method.blend=0", "the global model would never change", "Use 1, or another number > 0")
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
-        """The inner problem around the w that ``step`` puts in the place of what came down."""
+        """The inner problem; ``step`` passes the current w as the model that was sent."""
         loss, outcome = super().objective(task, ctx, model, batch)
         local = self.exchanged(task, ctx.down.model.params)
         away = tree.sub({name: model.params[name] for name in local}, local)
@@ -84,5 +84,5 @@ class PFedMe(Algorithm):
         params = tree.move(server.model.params, ups.model.params, self.blend * sample_ratio(cohort))
         if int(cohort.round.min()) == 1:
             rates = f"method.inner_rate={self.inner_rate} and method.outer_rate={self.outer_rate}"
-            record["say"] = [f"pFedMe trains by rates of its own, {rates}; lr and its schedule are not used"]
+            record["say"] = [f"pFedMe uses its own learning rates, {rates}; lr and its schedule are not used"]
         return averaged._replace(model=Model(params, averaged.model.stats)), record

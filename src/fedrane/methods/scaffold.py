@@ -1,18 +1,18 @@
 """SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 
-The server keeps a control variate c, each client its own c_i; a local step corrects the client's drift,
+The server keeps a control variate c, each client its c_i. A local step corrects the client's drift,
 
     y ← y − η_l (g_i(y) − c_i + c),
 
 and after K steps from x, with the cohort S of N clients,
 
-    c_i⁺ = c_i − c + (x − y) / (K η_l)      (option II; option I: the gradient of all its rows at x),
+    c_i⁺ = c_i − c + (x − y) / (K η_l)      (option II; option I: the gradient of all its examples at x),
     x ← x + η_g (1/|S|) Σ (y_i − x),        c ← c + (1/N) Σ (c_i⁺ − c_i).
 
-Always (1/N) Σ c_i = c: c_i is committed only with the upload that carries its change.
+Always (1/N) Σ c_i = c: c_i is committed only together with the upload of its change.
 
-*Deviations*: uploads are weighed equally, as in the paper, not by samples. Option II assumes plain SGD with one rate,
-so momentum and clipping are refused there; weight decay is part of the gradient and is corrected with it.
+*Deviations*: uploads are weighted equally, as in the paper, not by examples. Option II assumes plain SGD with one
+learning rate, so it refuses momentum and clipping; weight decay is part of the gradient and is corrected with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scaffold(Algorithm):
         if self.option == "II" and (task.sgd.momentum or task.sgd.clip):
             raise ConfigError(
                 "scaffold option II with momentum or clip",
-                "it reads the mean gradient off the way a client went, which only plain SGD leaves readable",
+                "it computes the mean gradient from the client's total change, which is only right for plain SGD",
                 "Set momentum=0 clip=0, or method.option=I",
             )
         return task
@@ -70,8 +70,8 @@ class Scaffold(Algorithm):
 
     def begin(self, task: Task, ctx: Context) -> Work:
         work = super().begin(task, ctx)
-        whole = tree.zeros_like(ctx.own.extra["control"]) if self.option == "I" else {}
-        return work._replace(extra={"gradient": whole})
+        gradient = tree.zeros_like(ctx.own.extra["control"]) if self.option == "I" else {}
+        return work._replace(extra={"gradient": gradient})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         after = super().step(task, ctx, work, batch)
@@ -83,9 +83,9 @@ class Scaffold(Algorithm):
         def loss(trained: Tensors) -> Tensor:
             return Algorithm.objective(self, task, ctx, Model({**origin.params, **trained}, work.model.stats), batch)[0]
 
-        slope, rows = grad(loss)(here), batch.live.sum().to(work.rows.dtype)
-        slope = {name: slope[name] + task.sgd.weight_decay * here[name] for name in here}
-        return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(slope, rows))})
+        grads, rows = grad(loss)(here), batch.live.sum().to(work.rows.dtype)
+        grads = {name: grads[name] + task.sgd.weight_decay * here[name] for name in here}
+        return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(grads, rows))})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
@@ -94,8 +94,8 @@ class Scaffold(Algorithm):
             after = tree.scale(work.extra["gradient"], 1 / work.rows.clamp(min=1))
         else:
             origin = self.start(task, ctx)
-            way = {name: origin.params[name] - work.model.params[name] for name in control}
-            mean = tree.scale(way, 1 / (ctx.client.steps * ctx.client.rate).clamp(min=1e-30))
+            change = {name: origin.params[name] - work.model.params[name] for name in control}
+            mean = tree.scale(change, 1 / (ctx.client.steps * ctx.client.rate).clamp(min=1e-30))
             after = tree.add(tree.sub(before, control), mean)
         up = done.up._replace(extra={"control": tree.sub(after, before)})
         return done._replace(up=up, own=done.own._replace(extra={"control": after}))

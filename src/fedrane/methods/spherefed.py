@@ -1,19 +1,19 @@
 """SphereFed: Dong, Zhang, Li & Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
 
-Features z lie on the unit sphere. The classifier W, orthonormal and drawn at random, is the same for all clients and
-fixed; the body is trained by the squared error ½‖Wz − e_y‖² and averaged as in FedAvg.
+Features z lie on the unit sphere. The classifier W, random and orthonormal, is fixed and the same for all clients. The
+body is trained with the squared error ½‖Wz − e_y‖² and averaged as in FedAvg.
 
-After the last round the global model's classifier is calibrated in closed form. Each client sends two sums over its
-rows, with the features of the global model as it is used, and the server solves
+After the last round the global model's classifier is calibrated in closed form. Each client uploads two sums over its
+examples, with the features of the global model in evaluation mode, and the server solves
 
     (Σ z zᵀ + ρ I) Wᵀ = Σ z e_yᵀ,
 
-ridge regression on the rows of all clients together: how they lie with the clients does not matter.
+ridge regression on the examples of all clients, however they are partitioned.
 
-*Deviations*: no code of the authors was found. ρ keeps a singular Σ z zᵀ solvable. The fixed head remains the server's
-parameter, and that of personal models; the calibrated one lies beside it and is put into the global model. With
-norm=batch a feature depends on the rows of its batch, and so does the calibration; with norm=local there is no global
-model, and nothing is calibrated.
+*Deviations*: no code of the authors was found. ρ keeps the system solvable if Σ z zᵀ is singular. The server and the
+personal models keep the fixed head; the calibrated one is stored separately and replaces it in the global model. With
+norm=batch features depend on their batch, and so does the calibration. With norm=local there is no global model, and
+nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SphereFed(Algorithm):
 
 @dataclass(frozen=True)
 class Calibration(SphereFed):
-    """SphereFed's finale: every row once, nothing trained."""
+    """SphereFed's post-training stage: one pass over all examples, without training."""
 
     trains_model: ClassVar[bool] = False
 
@@ -95,10 +95,10 @@ class Calibration(SphereFed):
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         if GLOBAL not in self.answers_on(task):
-            return server, {"say": ["nothing is calibrated: with norm=local there is no global model"]}
+            return server, {"say": ["no calibration: with norm=local there is no global model"]}
         moments = sphere.Moments(**{name: rows.sum(0) for name, rows in ups.extra.items()})
         head = moments.ridge_regression(self.ridge)
-        record = {"calibration/loss": float(moments.squared_error(head))}  # beside that of the fixed head, train/loss
+        record = {"calibration/loss": float(moments.squared_error(head))}  # train/loss is that of the fixed head
         return server._replace(extra={HEAD: head.to(task.dtype).contiguous()}), record
 
     def finale(self) -> tuple[Algorithm, ...]:

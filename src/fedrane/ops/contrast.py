@@ -1,4 +1,4 @@
-"""Contrastive discrimination, the paper's Eq. (7): a row and its augmented self are each other's nearest."""
+"""Contrastive discrimination (CD), the paper's Eq. (7): features should be closest to their own augmentation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedrane.ops.graph import normed
 def discrimination(z: Tensor, augmented: Tensor, live: Tensor, temperature: float) -> Tensor:
     """−(1/n) Σ_i log( exp(s(z_i, z̃_i)/τ) / Σ_{j≠i} exp(s(z_i, ẑ_j)/τ) ), ẑ = [z; z̃], s Pearson's coefficient.
 
-    Over live rows: n of them as anchors, and 2n − 1 terms below the line.
+    Without padding: n anchors, and 2n − 1 terms in each denominator.
     """
     before, after = normed(z, live), normed(augmented, live)
     among = before @ before.mT / temperature
     across = before @ after.mT / temperature
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     others = torch.cat([torch.where(live & ~itself, among, -torch.inf), torch.where(live, across, -torch.inf)], -1)
-    # A row that is not live would have nothing below the line; it is given a number, and then not counted.
+    # Padding would have an empty denominator: it gets a finite number here and is masked below.
     others = torch.where(live[:, None], others, 0)
-    lost = torch.logsumexp(others, -1) - across.diagonal()
-    return torch.where(live, lost, 0).sum() / live.sum().clamp(min=1)
+    losses = torch.logsumexp(others, -1) - across.diagonal()
+    return torch.where(live, losses, 0).sum() / live.sum().clamp(min=1)
 
 
 def projection(inputs: int, outputs: int) -> nn.Sequential:
-    """Two layers between features and what a contrast compares."""
+    """The projection head of a contrastive loss: linear, ReLU, linear."""
     return nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, outputs))

@@ -8,7 +8,7 @@ The paper's Eq. (3) asks for the B that minimises ½‖P − PB‖² + λ Tr(B�
 which is the paper's −H_ij / H_jj only where Φ is a multiple of I (``paper``). With Φ = (BBᵀ + εI)^(-1/2) the exact
 form lowers ½‖P − PB‖² + 2λ Tr((BBᵀ + εI)^(1/2)) at every alternation; see docs/paper.md.
 
-Everything is batched over leading dimensions, has a fixed number of steps, and asks the host nothing.
+Everything is batched over leading dimensions, has a fixed number of steps, and never synchronises with the host.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from fedrane.errors import ConfigError
 from fedrane.models.stacked import kernels_for, of_stack
 
 FLOOR = 1e-3
-"""ε, the floor under the eigenvalues of BBᵀ: keeps Φ finite, and float32 safe."""
-LOWEST = 2e-3
-"""The least root of an eigenvalue of BBᵀ + εI, beside the root of its Frobenius norm: enough for FLOOR beside the
-graphs of batches of up to hundreds."""
-LARGEST = 128
-"""Rows of a graph that the kernels for a GPU can hold."""
+"""ε, the lower bound on the eigenvalues of BBᵀ + εI. It keeps Φ finite, and accurate in float32."""
+MIN_ROOT = 2e-3
+"""A lower bound on √(λ_min / ‖·‖_F) of BBᵀ + εI; holds with FLOOR for batches of up to some hundred examples."""
+MAX_KERNEL_SIZE = 128
+"""The largest graph, in examples, that the GPU kernels can hold."""
 TINY = 1e-12
 
 
 FORMS = ("exact", "paper")
-MOST = 10
-"""Alternations of the paper's form after which float64 still has digits left."""
+MAX_PAPER_ALTERNATIONS = 10
+"""After more alternations of the paper's form, float64 may have no correct digits left."""
 ATTENTIONS = ("softmax", "dot")
 FACTS = ("degree", "rank", "homophily", "change")
 FIELDS = (
     *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
     *("contrast", "temperature", "projection", "augmented", "predict_on"),
 )
-"""A method's fields that say how rows are related and what is made of it."""
+"""The fields of a method that configure the graph and its use."""
 RANGES = {
     "relation": (1e-6, 1e6),
     "alternations": (1, 1000),
@@ -55,14 +54,14 @@ RANGES = {
     "projection": (0, 1e6),
     "augmented": (0, 1),
 }
-"""What those that are numbers may be."""
+"""The bounds of the numbers among them."""
 
 
 class Relations(NamedTuple):
-    """What was mined from a batch."""
+    """The graph of a batch."""
 
     adjacency: Tensor
-    """A = (|B| + |B|ᵀ) / 2: symmetric, non-negative, zero on the diagonal and at rows that are not live."""
+    """A = (|B| + |B|ᵀ) / 2: symmetric, non-negative, zero on the diagonal and for padding."""
     weights: Tensor
     """B."""
     change: Tensor
@@ -70,15 +69,15 @@ class Relations(NamedTuple):
 
 
 def pearson(rows: Tensor, live: Tensor) -> Tensor:
-    """The correlation of each row with each other; 0 for rows that are constant or not live."""
+    """The correlation of each pair of rows; 0 for constant rows and padding."""
     return normed(rows, live) @ normed(rows, live).mT
 
 
 def normed(rows: Tensor, live: Tensor) -> Tensor:
-    """Rows less their mean, of length 1: their inner products are Pearson's coefficients."""
+    """The rows minus their mean, with norm 1: their inner products are Pearson's coefficients."""
     rows = torch.where(live[..., None], rows, 0)
     centred = rows - rows.mean(-1, keepdim=True)
-    # A constant row leaves rounding alone behind; beside what it was made of, that is nothing.
+    # A constant row leaves only rounding errors, which are recognised by their size relative to the row.
     scale = rows.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
     centred = centred / scale
     length = centred.square().sum(-1, keepdim=True)
@@ -87,18 +86,18 @@ def normed(rows: Tensor, live: Tensor) -> Tensor:
 
 
 def check_alternations(closed_form: str, alternations: int) -> None:
-    if closed_form == "paper" and alternations > MOST:
+    if closed_form == "paper" and alternations > MAX_PAPER_ALTERNATIONS:
         raise ConfigError(
             f"method.alternations={alternations} with method.closed_form=paper",
-            "on batches of tight clusters each alternation of that form multiplies rounding by about thirteen, so that "
-            f"after more than {MOST} of them nothing but rounding may be left, in float64 too",
-            f"Use at most {MOST}, or method.closed_form=exact, which settles",
+            "on batches of tight clusters each alternation of that form multiplies rounding errors by about thirteen, "
+            f"so after more than {MAX_PAPER_ALTERNATIONS} of them no digit may be correct, even in float64",
+            f"Use at most {MAX_PAPER_ALTERNATIONS}, or method.closed_form=exact, which converges",
         )
 
 
 @contextmanager
-def _all_digits() -> Iterator[None]:
-    """A GPU's shortened products (TF32) would not do for inverses."""
+def _without_tf32() -> Iterator[None]:
+    """Multiply matrices in full float32 on a GPU: TF32 is too inexact for inverses."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -107,7 +106,7 @@ def _all_digits() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@_all_digits()
+@_without_tf32()
 def relations(
     features: Tensor,
     live: Tensor,
@@ -118,24 +117,25 @@ def relations(
     tolerance: float = 1e-4,
     differentiable: bool = True,
 ) -> Relations:
-    """Mine the relations of ``features`` (…, rows, width), of which ``live`` (…, rows) count.
+    """The graph of ``features`` (…, examples, width); ``live`` (…, examples) is the mask.
 
-    A graph whose B changes by less than ``tolerance`` is left as it is from then on. The paper's form is computed in
-    float64: on batches of tight clusters each of its alternations multiplies rounding by about thirteen, and after five
-    of them float32 is several times the largest edge off.
+    A graph whose B changes by less than ``tolerance`` stays as it is from then on. The paper's form is computed in
+    float64: on batches of tight clusters each of its alternations multiplies rounding errors by about thirteen, and
+    after five of them the error of float32 is several times the largest edge.
     """
-    kind = features.dtype
+    dtype = features.dtype
     features = features.double() if closed_form == "paper" else features
     correlation = pearson(features, live)
     square = correlation.mT @ correlation
-    kernels = kernels_for(square, "fedrane.ops.kernels") if square.shape[-1] <= LARGEST and not differentiable else None
+    fits = square.shape[-1] <= MAX_KERNEL_SIZE and not differentiable
+    kernels = kernels_for(square, "fedrane.ops.kernels") if fits else None
     if kernels:
-        how = (strength, alternations, floor, tolerance, LOWEST)
-        weights, change = of_stack(kernels.relate, square, live, *how)
+        settings = (strength, alternations, floor, tolerance, MIN_ROOT)
+        weights, change = of_stack(kernels.relate, square, live, *settings)
     else:
         weights, change = _alternate(square, live, strength, alternations, closed_form, floor, tolerance)
-    weights, size = weights.to(kind), weights.abs()
-    return Relations(((size + size.mT) / 2).to(kind), weights, change.to(kind))
+    weights, size = weights.to(dtype), weights.abs()
+    return Relations(((size + size.mT) / 2).to(dtype), weights, change.to(dtype))
 
 
 def _alternate(
@@ -147,7 +147,7 @@ def _alternate(
     floor: float,
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
-    """B given PᵀP, and how much it changed in the last alternation."""
+    """B for a given PᵀP, and its relative change in the last alternation."""
     pairs = (live[..., :, None] & live[..., None, :]).to(square.dtype)
     eye = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     penalty = (2 * strength) * eye.expand_as(square)
@@ -157,20 +157,20 @@ def _alternate(
     for number in range(alternations):
         if number:
             penalty = (2 * strength) * inverse_root(weights @ weights.mT + floor * eye, live)
-        found = _solve(square, penalty, eye, live, closed_form) * pairs
-        moved = torch.linalg.matrix_norm(found - weights) / torch.linalg.matrix_norm(found).clamp(min=TINY)
+        new = _solve(square, penalty, eye, live, closed_form) * pairs
+        moved = torch.linalg.matrix_norm(new - weights) / torch.linalg.matrix_norm(new).clamp(min=TINY)
         change = torch.where(settled, change, moved)
-        weights = torch.where(settled[..., None, None], weights, found)
+        weights = torch.where(settled[..., None, None], weights, new)
         settled = settled | (moved < tolerance)
     return weights, change
 
 
 def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_form: str) -> Tensor:
     """B for a fixed Φ, with an exactly zero diagonal."""
-    whole = square + penalty
-    # As much as rounding may take away: keeps the matrix positive in float32 also where the penalty is tiny.
-    whole = whole + torch.finfo(whole.dtype).eps * whole.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
-    root = inverse_root(whole, live, _LOWEST[whole.dtype])
+    matrix = square + penalty
+    # The possible rounding error, added so that the matrix stays positive in float32 even if the penalty is tiny.
+    matrix = matrix + torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
+    root = inverse_root(matrix, live, _MIN_ROOT[matrix.dtype])
     inverse = root @ root.mT
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
@@ -180,12 +180,12 @@ def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_fo
     return -(spread + inverse * gamma[..., None, :]) * (1 - eye)
 
 
-def inverse_root(matrix: Tensor, live: Tensor, lowest: float = LOWEST) -> Tensor:
-    """(…)^(-1/2) of a symmetric positive matrix by coupled Newton–Schulz iterations: products alone, no ``eigh``.
+def inverse_root(matrix: Tensor, live: Tensor, min_root: float = MIN_ROOT) -> Tensor:
+    """M^(-1/2) of a symmetric positive matrix by coupled Newton–Schulz iterations: only products, no ``eigh``.
 
-    Each iteration is scaled for the interval in which the roots of the eigenvalues still lie, which takes half as many
-    of them; ``lowest`` is the least of these, beside the root of the Frobenius norm. Rows that are not live stand
-    apart; they are given the largest eigenvalue, so that they cost no iteration.
+    Each iteration is scaled to the interval that still contains the roots of the eigenvalues, which halves their
+    number. ``min_root`` is a lower bound on √(λ_min / ‖M‖_F). Padding gets the largest eigenvalue, so that it adds no
+    iteration.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
     both = live[..., :, None] & live[..., None, :]
@@ -195,12 +195,12 @@ def inverse_root(matrix: Tensor, live: Tensor, lowest: float = LOWEST) -> Tensor
     left = torch.where(both, matrix / scale, eye * (~live)[..., None]).reshape(-1, size, size)
     right = None
     eye = eye.reshape(-1, size, size)
-    for factor in _scales(lowest):
-        by = -0.5 * factor**3
+    for factor in _scales(min_root):
+        cubic = -0.5 * factor**3
         if right is None:
-            middle = right = 1.5 * factor * eye + by * left
+            middle = right = 1.5 * factor * eye + cubic * left
         else:
-            middle = torch.baddbmm(eye, right, left, beta=1.5 * factor, alpha=by)
+            middle = torch.baddbmm(eye, right, left, beta=1.5 * factor, alpha=cubic)
             right = torch.bmm(middle, right)
         left = torch.bmm(left, middle)
     return torch.reshape(eye if right is None else right, shape) * torch.rsqrt(scale)
@@ -208,7 +208,7 @@ def inverse_root(matrix: Tensor, live: Tensor, lowest: float = LOWEST) -> Tensor
 
 @cache
 def _scales(lowest: float, until: float = 1 - 1e-7) -> tuple[float, ...]:
-    """The factors by which Newton–Schulz is scaled while numbers in [lowest, 1] go to 1 (Chen and Chow 2014)."""
+    """The scaling factors of Newton–Schulz that take all numbers in [lowest, 1] to 1 (Chen and Chow 2014)."""
     factors = []
     while lowest < until:
         factors.append(math.sqrt(3 / (1 + lowest + lowest**2)))
@@ -216,19 +216,19 @@ def _scales(lowest: float, until: float = 1 - 1e-7) -> tuple[float, ...]:
     return (*factors, 1.0)
 
 
-_LOWEST = {dtype: math.sqrt(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.float64)}
-"""The root of what is added to a matrix before it is inverted, for its trace."""
+_MIN_ROOT = {dtype: math.sqrt(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.float64)}
+"""The lower bound for :func:`_solve`, which adds eps times the trace to the diagonal."""
 
 
 def effective_rank(weights: Tensor) -> Tensor:
-    """(Σσ²)² / Σσ⁴ of the singular values σ: how many directions carry B, without finding them."""
+    """(Σσ²)² / Σσ⁴ of the singular values σ of B: its effective number of directions, without a decomposition."""
     product = weights @ weights.mT
     total = product.diagonal(dim1=-2, dim2=-1).sum(-1)
     return total.square() / product.square().sum((-2, -1)).clamp(min=TINY)
 
 
 def homophily(adjacency: Tensor, y: Tensor, live: Tensor) -> Tensor:
-    """The share of edge weight between rows of one class, over the share of such pairs: 1 is chance."""
+    """The share of edge weight within classes, divided by the share of pairs within classes: 1 is chance."""
     others = 1 - torch.eye(len(y), dtype=adjacency.dtype, device=adjacency.device)
     pairs = (live[:, None] & live[None, :]).to(adjacency.dtype) * others
     same = (y[:, None] == y[None, :]).to(adjacency.dtype) * pairs
@@ -237,13 +237,13 @@ def homophily(adjacency: Tensor, y: Tensor, live: Tensor) -> Tensor:
     return share / prior.clamp(min=TINY)
 
 
-def facts(found: Relations, y: Tensor, live: Tensor) -> dict[str, Tensor]:
-    """What is recorded of a graph, by the names in ``FACTS``."""
+def facts(relations: Relations, y: Tensor, live: Tensor) -> dict[str, Tensor]:
+    """The recorded metrics of a graph, by the names in ``FACTS``."""
     return {
-        "degree": mean_degree(found.adjacency, live),
-        "rank": effective_rank(found.weights),
-        "homophily": homophily(found.adjacency, y, live),
-        "change": found.change,
+        "degree": mean_degree(relations.adjacency, live),
+        "rank": effective_rank(relations.weights),
+        "homophily": homophily(relations.adjacency, y, live),
+        "change": relations.change,
     }
 
 
@@ -252,25 +252,25 @@ def mean_degree(adjacency: Tensor, live: Tensor) -> Tensor:
 
 
 class _Identity(nn.Linear):
-    """A square map that starts as the identity: at first a message is the neighbour itself, so that z̃ leans towards
-    its neighbours' mean from the first step on, and training decides what becomes of it."""
+    """A square linear map that is initialised to the identity: at first a message is the neighbour's feature itself,
+    so z̃ is pulled towards the mean of its neighbours from the first step on."""
 
     def reset_parameters(self) -> None:
         nn.init.eye_(self.weight)
 
 
 class MessagePassing(nn.Module):
-    """The paper's Eq. (5) and (6): ``steps`` rounds of attentive messages among a row's neighbours.
+    """The paper's Eq. (5) and (6): ``steps`` rounds of attention over each example's neighbours.
 
-    ``softmax`` weighs neighbours by exp(score + log A), over all of them; ``dot`` is the paper's bare product.
+    ``softmax`` weights neighbours by exp(score + log A), normalised; ``dot`` is the paper's plain product.
     """
 
     def __init__(self, width: int, steps: int, attention: str, residual: bool, top: int) -> None:
         super().__init__()
         self.width, self.attention, self.residual, self.top = width, attention, residual, top
         self.receive, self.send, self.value = (
-            nn.ModuleList(kind(width, width, bias=False) for _ in range(steps))
-            for kind in (nn.Linear, nn.Linear, _Identity)
+            nn.ModuleList(layer(width, width, bias=False) for _ in range(steps))
+            for layer in (nn.Linear, nn.Linear, _Identity)
         )
 
     def forward(self, z: Tensor, adjacency: Tensor, live: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class MessagePassing(nn.Module):
 
 
 def strongest(adjacency: Tensor, top: int) -> Tensor:
-    """Each row's ``top`` strongest edges, kept also by the row at their other end."""
+    """The adjacency with only the ``top`` strongest edges of each row, kept in both directions."""
     if top >= adjacency.shape[-1]:
         return adjacency
     least = adjacency.topk(top, dim=-1).values[..., -1:]

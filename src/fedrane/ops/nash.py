@@ -1,10 +1,10 @@
 """Nash bargaining among clients: weights p > 0 with M p = w / p, for the Gram matrix M = GᵀG of their deviations.
 
 With Δ = Gp every client's utility is Δ_kᵀΔ = w_k / p_k > 0, and among all steps of that length Δ has the highest
-Σ w_k log Δ_kᵀΔ: the (asymmetric) Nash bargaining solution, with the present model as the disagreement point.
+Σ w_k log Δ_kᵀΔ: the (asymmetric) Nash bargaining solution, with the current model as the disagreement point.
 
-M p = w / p is where the strictly convex ½ pᵀMp − Σ w log p is stationary, so a damped Newton method finds its one
-solution. M is first scaled to a unit diagonal: p then scales back exactly, whatever the clients' lengths.
+M p = w / p is the stationarity condition of the strictly convex ½ pᵀMp − Σ w log p, so a damped Newton method finds the
+unique solution. M is first scaled to a unit diagonal; p is then scaled back exactly.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from fedrane.tree import Tensors
 
 Array = NDArray[np.float64]
 Solver = Callable[[Array, Array, Array, float], tuple[Array, int]]
-"""Matrix, powers, a start and the residual wanted, to a solution and the iterations spent."""
+"""From the matrix, the powers w, a start and the tolerance to a solution and the number of iterations."""
 LENGTHS = ("average", "simplex", "ball")
 SCOPES = ("model", "layer", "body", "head")
-STEPS = 200
+MAX_NEWTON_STEPS = 200
 RIDGES = {0.0: 1e-11, 1e-6: 1e-6, 1e-4: 1e-7, 1e-2: 1e-8}
-"""Tried in turn, each with the residual max |p ∘ Mp − w| at which its solution counts as found: rounding, which grows
-with p² and so with the inverse of the ridge, allows no less."""
-NEGLIGIBLE = 1e-6
-"""‖Gp‖ beside max p_k ‖Δ_k‖ under which the clients cancel out and nobody moves."""
+"""The ridges tried in turn, each with its tolerance on the residual max |p ∘ Mp − w|. The rounding error grows with p²
+and so with the inverse of the ridge, which allows no smaller ones."""
+NEGLIGIBLE_STEP = 1e-6
+"""If ‖Gp‖ / max p_k ‖Δ_k‖ is smaller, the clients cancel out and the server does not move."""
 
 
 class Bargain(NamedTuple):
-    """What was agreed on."""
+    """The solution of a bargaining problem."""
 
     weights: Tensor
-    """One a client; 0 for those left out."""
+    """p, one for each client; 0 for excluded ones."""
     residual: float
-    """max |p ∘ Mp − w|, of the ridged system where there is a ridge."""
+    """max |p ∘ Mp − w|, of the system with its ridge."""
     iterations: int
     ridge: float
-    """Added to the unit diagonal, where no agreement exists without it, or none that float64 reaches."""
+    """Added to the unit diagonal if there is no solution without it, or none within the reach of float64."""
     excluded: tuple[int, ...]
     """Clients whose deviation is zero or not finite."""
     moves: bool
-    """False where the clients cancel out: the disagreement point."""
+    """False if the clients cancel out: the disagreement point."""
 
 
 def gram(base: Tensors, rows: Tensors) -> Tensor:
     """M_jk = Δ_jᵀΔ_k in float64, for Δ_k = rows_k − base, over the names in ``rows``.
 
-    Block by block over the parameters, so that the deviations never stand in memory a second time.
+    Computed block by block over the parameters, so that the deviations are never copied as a whole.
     """
     first = next(iter(rows.values()))
     total = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
@@ -68,7 +68,7 @@ def gram(base: Tensors, rows: Tensors) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """A bargain and the weights Σ weights_k Δ_k is to be made with."""
+    """A bargain, and the weights of the step Σ weights_k Δ_k."""
 
     bargain: Bargain
     weights: Tensor
@@ -77,36 +77,35 @@ class Agreement(NamedTuple):
 
 
 def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend: float, solver: str) -> Agreement:
-    """Bargain, then decide how far to go along Gp: the paper leaves a step whose length has nothing to do with theirs.
+    """Solve the bargain, then choose the length of the step along Gp: the paper's is unrelated to the clients' steps.
 
-    ``average``  as far as Σ ratio_k Δ_k goes; ``simplex``  Σ p = 1; ``ball``  ‖Gp‖² = Σ w, the paper's p as it is.
-    ``blend`` is the part of the bargain in the weights, the rest being ``ratio``.
+    ``average``  the length of Σ ratio_k Δ_k; ``simplex``  Σ p = 1; ``ball``  ‖Gp‖² = Σ w, the paper's p.
+    ``blend`` is the weight of the bargain; the rest is the average by ``ratio``.
     """
-    made = bargain(gram, powers, solver)
-    p, usual = made.weights, _without(ratio, made.excluded)
-    if not made.moves:
-        weights = (1 - blend) * usual
+    solution = bargain(gram, powers, solver)
+    p, average = solution.weights, _without(ratio, solution.excluded)
+    if not solution.moves:
+        weights = (1 - blend) * average
     else:
         inner = gram.double().clone()
-        inner[list(made.excluded)] = 0
-        inner[:, list(made.excluded)] = 0
-        goes = (p @ inner @ p).clamp(min=1e-300).sqrt()
-        far = {
-            "average": (usual @ inner @ usual).clamp(min=0).sqrt() / goes,
+        inner[list(solution.excluded)] = 0
+        inner[:, list(solution.excluded)] = 0
+        norm = (p @ inner @ p).clamp(min=1e-300).sqrt()
+        factor = {
+            "average": (average @ inner @ average).clamp(min=0).sqrt() / norm,
             "simplex": 1 / p.sum(),
-            "ball": torch.ones_like(goes),
+            "ball": torch.ones_like(norm),
         }
-        weights = blend * far[length] * p + (1 - blend) * usual
-    return Agreement(made, weights, gram.diagonal().clamp(min=0).sqrt())
+        weights = blend * factor[length] * p + (1 - blend) * average
+    return Agreement(solution, weights, gram.diagonal().clamp(min=0).sqrt())
 
 
 class Terms(NamedTuple):
     """How clients bargain.
 
-    ``power``: a client of n samples bargains with n to this power; 0 makes all equal. ``length``: see :func:`agree`.
-    ``scope``: over the ``model`` as one vector, each ``layer`` by itself, or the ``body`` or ``head`` alone, the rest
-    being averaged.
-    ``blend``: the part of the bargain in the weights, the rest being the average.
+    ``power``: a client with n examples has bargaining power n^power; 0 makes all equal. ``length``: see :func:`agree`.
+    ``scope``: the ``model`` as one vector, each ``layer`` separately, or only the ``body`` or ``head``, with the rest
+    averaged. ``blend``: the weight of the bargain; the rest is the average.
     """
 
     power: float = 0.0
@@ -117,39 +116,39 @@ class Terms(NamedTuple):
 
 
 def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Model, dict[str, Any]]:
-    """The model after an agreement, and what to record of it.
+    """The model after the bargain, and what to record.
 
-    Statistics are averaged by sample ratio over those who took part: bargaining weights need not sum to 1.
+    Statistics are averaged by sample ratio over the clients that took part: bargaining weights need not sum to 1.
     """
     ratio = sample_ratio(cohort)
     powers = ratio**terms.power
     powers = powers * len(ratio) / powers.sum()  # 1 on average
     agreements: list[Agreement] = []
     params = dict(server.params)
-    broken = [k for k, whole in enumerate(tree.finite_rows(ups)) if not whole]
-    out = set(broken)
+    broken = [k for k, finite in enumerate(tree.finite_rows(ups)) if not finite]
+    excluded = set(broken)
     for names, bargained in _groups(ups.params, terms.scope):
         part = {name: ups.params[name] for name in names}
         weights = _without(ratio, broken)
         if bargained:
-            made = agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver)
-            agreements.append(made)
-            out |= set(made.bargain.excluded)
-            weights = made.weights
+            agreement = agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver)
+            agreements.append(agreement)
+            excluded |= set(agreement.bargain.excluded)
+            weights = agreement.weights
         params |= tree.move({name: params[name] for name in names}, part, weights)
-    stats = tree.move(server.stats, ups.stats, _without(ratio, sorted(out)))
-    return Model(params, stats), _record(agreements, cohort.index[sorted(out)].tolist())
+    stats = tree.move(server.stats, ups.stats, _without(ratio, sorted(excluded)))
+    return Model(params, stats), _record(agreements, cohort.index[sorted(excluded)].tolist())
 
 
 def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
-    """The ratio among those who are not left out."""
-    usual = ratio.double().clone()
-    usual[list(excluded)] = 0
-    return usual / usual.sum().clamp(min=1e-300)
+    """The ratio among the clients that are not excluded."""
+    rest = ratio.double().clone()
+    rest[list(excluded)] = 0
+    return rest / rest.sum().clamp(min=1e-300)
 
 
 def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
-    """Names that are bargained over together, and names that are not bargained over."""
+    """Groups of parameter names, and whether each is bargained over or averaged."""
     if scope == "model":
         return [(list(rows), True)]
     if scope == "layer":
@@ -163,7 +162,7 @@ def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
 
 
 def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
-    """One list a client; one of such a layer where each layer bargains by itself."""
+    """What to record: lists with one number for each client, or one such list for each layer."""
 
     def each(values: list[Tensor]) -> list[Any]:
         lists = [value.tolist() for value in values]
@@ -171,8 +170,8 @@ def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
 
     bargains = [a.bargain for a in agreements]
     ridge = max((b.ridge for b in bargains), default=0.0)
-    say = [f"clients {excluded} are left out of the bargain: their deviation is zero or not finite"] if excluded else []
-    say += [f"the clients conflict: a ridge of {ridge:g} was needed to agree"] if ridge else []
+    say = [f"clients {excluded} do not bargain: their deviation is zero or not finite"] if excluded else []
+    say += [f"the clients conflict: the bargain needed a ridge of {ridge:g}"] if ridge else []
     say += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
     return {
         "say": say,
@@ -188,7 +187,7 @@ def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
 
 
 def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") -> Bargain:
-    """Solve M p = w / p. ``powers`` are the w (1 each by default); ``sequential`` is the paper's convex-concave way.
+    """Solve M p = w / p. ``powers`` is w (all 1 by default); ``sequential`` is the paper's convex-concave procedure.
 
     >>> bargain(torch.eye(3)).weights
     tensor([1., 1., 1.], dtype=torch.float64)
@@ -208,49 +207,52 @@ def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") 
     scaled = matrix[np.ix_(used, used)] / np.outer(lengths, lengths)
     np.fill_diagonal(scaled, 1.0)
     x, residual, iterations, ridge = _with_ridge(scaled, w[used], SOLVERS[method])
-    moves = float(x @ scaled @ x) > (NEGLIGIBLE * float(x.max())) ** 2
+    moves = float(x @ scaled @ x) > (NEGLIGIBLE_STEP * float(x.max())) ** 2
     weights[torch.from_numpy(used)] = torch.from_numpy(x / lengths).to(gram.device)
     return Bargain(weights, residual, iterations, ridge, excluded, moves)
 
 
 def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, int, float]:
-    """The solution with the smallest ridge that has one within reach: where some p ≥ 0 has Gp = 0, none exists without,
-    and where one nearly has, p is so large that rounding, which grows with p², hides it."""
-    start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact where all deviations are equal
-    spent = 0
+    """The solution with the smallest ridge that works.
+
+    Without a ridge there is no solution if some p ≥ 0 has Gp = 0. If Gp is nearly 0, p is so large that the rounding
+    error, which grows with p², hides the solution.
+    """
+    start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact if all deviations are equal
+    total = 0
     for ridge, least in RIDGES.items():
-        tolerance = max(least, SEQUENTIAL if solve is _sequential else 0.0) * max(1.0, float(w.max()))
+        tolerance = max(least, SEQUENTIAL_TOLERANCE if solve is _sequential else 0.0) * max(1.0, float(w.max()))
         ridged = matrix + ridge * np.eye(len(matrix))
         length = np.sqrt(w.sum() / max(start @ ridged @ start, 1e-12))  # the best along this ray
         x, iterations = solve(ridged, w, start * length, tolerance)
-        spent += iterations
+        total += iterations
         residual = float(np.abs(x * (ridged @ x) - w).max())
         if residual <= tolerance:
             break
         start = x / x.max()
-    if residual > tolerance and solve is _sequential:  # the sequence lost its way; its cross-check has not
+    if residual > tolerance and solve is _sequential:  # the sequence did not converge; Newton's method does
         return _with_ridge(matrix, w, _newton)
-    return x, residual, spent, ridge
+    return x, residual, total, ridge
 
 
 def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array, int]:
-    """Damped Newton on f(x) = ½ xᵀMx − Σ w log x, in the variables x_k = e^s_k x_k of relative change.
+    """Damped Newton on f(x) = ½ xᵀMx − Σ w log x, in relative changes of x.
 
-    Scaled so, the Hessian is x M x + w: well conditioned also where x is not. Where f has no minimum x grows without
-    bound; it is given up when ‖Gp‖, which is √Σw at a solution, would be negligible beside it.
+    With this scaling the Hessian is x M x + w, which is well conditioned even if x is badly scaled. If f has no
+    minimum, x grows without bound; the iteration stops when ‖Gp‖, which is √Σw at a solution, would be negligible.
     """
-    bound, least, diagonal = np.sqrt(w.sum()) / NEGLIGIBLE, float(w.min()), np.diag_indices(len(w))
+    bound, least, diagonal = np.sqrt(w.sum()) / NEGLIGIBLE_STEP, float(w.min()), np.diag_indices(len(w))
 
     def value(x: Array) -> float:
         return float(0.5 * x @ matrix @ x - w @ np.log(x))
 
     best, smallest = x, np.inf
     step = 0
-    while step < STEPS:
+    while step < MAX_NEWTON_STEPS:
         step += 1
-        slope = x * (matrix @ x) - w
-        error = float(np.abs(slope).max())
-        if error > 0.5 * smallest and smallest <= tolerance:  # as good as rounding lets it be
+        gradient = x * (matrix @ x) - w
+        error = float(np.abs(gradient).max())
+        if error > 0.5 * smallest and smallest <= tolerance:  # rounding allows no better
             break
         if error < smallest:
             best, smallest = x, error
@@ -258,11 +260,11 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
             break
         hessian = x[:, None] * matrix * x
         hessian[diagonal] += w
-        _, move, failed = dposv(hessian, -slope, overwrite_a=True)
-        if failed:  # x so large that rounding outweighs w: as good as unbounded
+        _, move, failed = dposv(hessian, -gradient, overwrite_a=True)
+        if failed:  # x is so large that rounding errors exceed w: treated as unbounded
             break
-        length, descent = 1.0, float(slope @ move)
-        if -descent > 0.06 * least:  # nearer by, the full step is safe: f / min w is self-concordant
+        length, descent = 1.0, float(gradient @ move)
+        if -descent > 0.06 * least:  # otherwise the full step is safe: f / min w is self-concordant
             length = min(1.0, 0.9 / max(float(-move.min()), 1e-300))
             before = value(x)
             while value(x * (1 + length * move)) > before + 0.1 * length * descent and length > 1e-8:
@@ -272,32 +274,33 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
 
 
 def _sequential(matrix: Array, w: Array, start: Array, tolerance: float) -> tuple[Array, int]:
-    """The paper's sequence: minimise Σ q + φ with φ_k = log p_k q_k − log w_k ≥ 0, q = Mp, the concave φ made linear
-    at the last p, so that each problem is convex; until p no longer changes."""
-    p = _inside(matrix, w)
+    """The paper's sequence of convex problems: minimise Σ q + φ with φ_k = log p_k q_k − log w_k ≥ 0, q = Mp, where the
+    concave φ is linearised at the last p, until p no longer changes."""
+    p = _feasible(matrix, w)
     if p is None:
         return start, 0
     step = 0
-    while step < SEQUENCE:
+    while step < MAX_SEQUENTIAL_STEPS:
         step += 1
         cost = matrix.sum(0) + (np.diag(1 / p) + matrix / (matrix @ p)[:, None]).sum(0)
-        found = _least(cost, matrix, w, p * 1.01)
-        change = float(np.abs(found - p).max() / np.abs(p).max())
-        p = found
+        new = _minimise(cost, matrix, w, p * 1.01)
+        change = float(np.abs(new - p).max() / np.abs(p).max())
+        p = new
         if change < 1e-10 or float(np.abs(p * (matrix @ p) - w).max()) <= 0.01 * tolerance:
             break
     return p, step
 
 
-def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
-    """Minimise costᵀp where φ(p) ≥ 0, by Newton's method on t costᵀp − Σ log φ for a growing t; p starts inside."""
+def _minimise(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
+    """Minimise costᵀp subject to φ(p) ≥ 0 by a log barrier: Newton's method on t costᵀp − Σ log φ for growing t,
+    from a feasible p."""
 
     def value(p: Array, t: float) -> float:
         q = matrix @ p
         if p.min() <= 0 or q.min() <= 0:
             return np.inf
-        room = np.log(p) + np.log(q) - np.log(w)
-        return float(t * cost @ p - np.log(room).sum()) if room.min() > 0 else np.inf
+        phi = np.log(p) + np.log(q) - np.log(w)
+        return float(t * cost @ p - np.log(phi).sum()) if phi.min() > 0 else np.inf
 
     t, last = 10.0 * len(p), 1e13 * len(p)
     while t <= last:
@@ -305,15 +308,15 @@ def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
             q = matrix @ p
             if p.min() <= 0 or q.min() <= 0:
                 return p
-            room, slope = np.log(p) + np.log(q) - np.log(w), np.diag(1 / p) + matrix / q[:, None]
-            if not room.min() > 0:  # not inside: nothing to go by
+            phi, jacobian = np.log(p) + np.log(q) - np.log(w), np.diag(1 / p) + matrix / q[:, None]
+            if not phi.min() > 0:  # not feasible: the barrier has no gradient here
                 return p
-            gradient = t * cost - slope.T @ (1 / room)
-            bent = matrix / q[:, None]
-            hessian = (slope.T / room**2) @ slope + np.diag(1 / (room * p**2)) + (bent.T / room) @ bent
+            gradient = t * cost - jacobian.T @ (1 / phi)
+            relative = matrix / q[:, None]
+            hessian = (jacobian.T / phi**2) @ jacobian + np.diag(1 / (phi * p**2)) + (relative.T / phi) @ relative
             try:
                 move = np.linalg.solve(hessian, -gradient)
-            except np.linalg.LinAlgError:  # rounding has the better of it: as near as this gets
+            except np.linalg.LinAlgError:  # rounding errors allow no better
                 return p
             descent, length, before = float(gradient @ move), 1.0, value(p, t)
             while value(p + length * move, t) > before + 0.1 * length * descent and length > 1e-12:
@@ -325,8 +328,8 @@ def _least(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
     return p
 
 
-def _inside(matrix: Array, w: Array) -> Array | None:
-    """A p with all p_k q_k ≥ w_k to start from: some p > 0 whose smallest q is largest, made long enough."""
+def _feasible(matrix: Array, w: Array) -> Array | None:
+    """A start p with all p_k q_k ≥ w_k: the p > 0 with the largest min q, scaled up. None if there is none."""
     clients = len(matrix)
     least_q = linprog(
         np.append(np.zeros(clients), -1.0),
@@ -339,9 +342,9 @@ def _inside(matrix: Array, w: Array) -> Array | None:
     if least_q.status != 0 or least_q.x[-1] <= 0:
         return None
     p: Array = least_q.x[:-1]
-    inside: Array = p * np.sqrt(1.01 * (w / (p * (matrix @ p))).max())
-    return inside
+    feasible: Array = p * np.sqrt(1.01 * (w / (p * (matrix @ p))).max())
+    return feasible
 
 
-SEQUENCE, SEQUENTIAL = 50, 1e-8
+MAX_SEQUENTIAL_STEPS, SEQUENTIAL_TOLERANCE = 50, 1e-8
 SOLVERS: dict[str, Solver] = {"newton": _newton, "sequential": _sequential}

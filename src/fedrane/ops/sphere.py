@@ -8,22 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.errors import ConfigError
-from fedrane.task import Batch, Task, mean_over_live
+from fedrane.task import Batch, Task, masked_mean
 
 
 def unit(features: Tensor) -> Tensor:
-    """Each row divided by its length; a zero row stays zero, with a finite gradient."""
+    """Each row divided by its norm; a zero row stays zero, with a finite gradient."""
     return features * torch.rsqrt(features.square().sum(-1, keepdim=True).clamp(min=1e-12))
 
 
 class OrthonormalHead(nn.Linear):
-    """A linear head without bias whose rows are orthonormal, drawn at random."""
+    """A linear head without bias and with random orthonormal rows."""
 
     def __init__(self, width: int, classes: int) -> None:
         if classes > width:
             raise ConfigError(
                 f"an orthonormal head for {classes} classes on {width} features",
-                "there are no more orthonormal rows than features",
+                "there cannot be more orthonormal vectors than features",
                 "Use a wider model (fedrane also has method.head=linear)",
             )
         super().__init__(width, classes, bias=False)
@@ -34,11 +34,11 @@ class OrthonormalHead(nn.Linear):
 
 HEADS = ("orthonormal", "linear", "mlp")
 SCALE_NEEDS = {"head=orthonormal": ("scale",), "loss=ce": ("scale",)}
-"""When a method's field ``scale``, of the scores of unit features, has an effect."""
+"""When a method's field ``scale``, which multiplies the scores of unit features, has an effect."""
 
 
 def with_head(task: Task, head: str) -> Task:
-    """The task with that kind of head; ``linear`` leaves the network's own."""
+    """The task with that head, one of ``HEADS``; ``linear`` keeps the network's."""
     if head == "orthonormal":
         return task.add("head", OrthonormalHead(task.width, task.classes))
     if head == "mlp":
@@ -48,13 +48,13 @@ def with_head(task: Task, head: str) -> Task:
 
 
 def squared_error(scores: Tensor, batch: Batch) -> Tensor:
-    """½‖scores − e_y‖², the mean over live rows."""
+    """The mean of ½‖scores − e_y‖² without padding."""
     target = batch.targets(scores.shape[-1]).to(scores.dtype)
-    return mean_over_live(0.5 * (scores - target).square().sum(-1), batch.live)
+    return masked_mean(0.5 * (scores - target).square().sum(-1), batch.live)
 
 
 class Moments(NamedTuple):
-    """Sums over rows, in float64, from which the best linear head on unit features can be told; they simply add up."""
+    """Sums over examples in float64, enough to solve for the best linear head. Those of several clients add up."""
 
     gram: Tensor
     """Σ z zᵀ."""
@@ -75,12 +75,12 @@ class Moments(NamedTuple):
 
     def ridge_regression(self, ridge: float) -> Tensor:
         """The head W that minimises Σ ‖Wz − e_y‖² + ridge ‖W‖²."""
-        unit = torch.eye(len(self.gram), dtype=self.gram.dtype, device=self.gram.device)
-        transposed: Tensor = torch.linalg.solve(self.gram + ridge * unit, self.cross)
+        eye = torch.eye(len(self.gram), dtype=self.gram.dtype, device=self.gram.device)
+        transposed: Tensor = torch.linalg.solve(self.gram + ridge * eye, self.cross)
         return transposed.mT
 
     def squared_error(self, head: Tensor) -> Tensor:
-        """½‖Wz − e_y‖², the mean over rows: ‖e_y‖ is 1."""
+        """The mean of ½‖Wz − e_y‖² over the examples; ‖e_y‖ is 1."""
         head = head.double()
         total = (head @ self.gram * head).sum() - 2 * (head * self.cross.mT).sum() + self.rows
         return 0.5 * total / self.rows.clamp(min=1)
