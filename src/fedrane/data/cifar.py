@@ -1,9 +1,9 @@
 """Reads the pickles of CIFAR-10 and CIFAR-100 without running them.
 
 A pickle is a program for a small stack machine, and one of its instructions calls any function of any module. So
-``pickle`` is not used. This interpreter knows only the few instructions in such files; functions are just names, and the
-four that occur stand for fixed, harmless steps. It reads the original files, written by Python 2 (text and pixels are
-byte strings), and files rewritten by Python 3 (pixels are text that is encoded back).
+``pickle`` is not used. This interpreter knows only the few instructions in such files. Functions are just names, and
+the four that occur stand for fixed, harmless steps. It reads the original files, written by Python 2 (text and pixels
+are byte strings), and files rewritten by Python 3 (pixels are text that is encoded back).
 """
 
 from __future__ import annotations

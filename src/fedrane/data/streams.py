@@ -1,7 +1,7 @@
 """Named random streams: the only source of random numbers, with one stream per use.
 
-A stream is keyed by the run's seed and by words and numbers such as ``("batches", round, client)``. The same name always
-gives the same numbers, independent of the order of draws, the process and checkpoints. ``permutation``, ``uniform`` and
+A stream is keyed by the run's seed and by words and numbers such as ``("batches", round, client)``. The same name gives
+the same numbers, independent of the order of draws, the process and checkpoints. ``permutation``, ``uniform`` and
 ``key`` use only raw bits and are the same under every version of NumPy. The distributions of ``generator`` are NumPy's,
 and may change between versions.
 """
