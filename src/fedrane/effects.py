@@ -66,7 +66,7 @@ RULES = (
     Rule(
         "model_head",
         lambda e: e.model not in ("auto", *models.MODELS),
-        "your own network (model=path.py:function)",
+        "a network of your own (model=path.py:function)",
         ("model",),
     ),
     Rule(

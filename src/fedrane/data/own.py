@@ -296,7 +296,7 @@ def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError
     """Return the error for pixels that are neither bytes nor in [0, 1]; ``values`` are their minimum and maximum."""
     remedy = "Give 0 … 255 as uint8, or divide by the largest possible value (255, 65535); do not normalise"
     if any(value != value for value in values):
-        remedy = "Fill in or remove the NaN values"
+        remedy = "Fill in or remove what is not a number"
     return DataError(
         f"{what} has images of {dtype}" + (f" from {values[0]} to {values[1]}" if values else ""),
         "images are uint8, or floats from 0 to 1; they are normalised later, by their own mean and deviation",
