@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fedrane
 from fedrane import Experiment, calibration, conformance
-from fedrane.calibration import RANGE, TRAINING, VALIDATION, Answered, fit
+from fedrane.calibration import RANGE, TRAINING, VALIDATION, ClientScores, fit
 from fedrane.data import load
 from fedrane.errors import ConfigError
 from fedrane.folder import CALIBRATION, Folder
@@ -30,14 +30,14 @@ from harness import untimed
 DIGITS = load("digits")
 
 
-def drawn(rows: int, sharpness: float, seed: int = 0, classes: int = 5) -> Answered:
+def drawn(rows: int, sharpness: float, seed: int = 0, classes: int = 5) -> ClientScores:
     """Examples whose labels are drawn from softmax(sharpness · scores)."""
     numbers = torch.Generator().manual_seed(seed)
     scores = torch.randn(rows, classes, dtype=torch.float64, generator=numbers)
-    return Answered(scores, (sharpness * scores).softmax(1).multinomial(1, generator=numbers)[:, 0])
+    return ClientScores(scores, (sharpness * scores).softmax(1).multinomial(1, generator=numbers)[:, 0])
 
 
-def likelihood(examples: Answered, beta: Tensor, wrong: float) -> Tensor:
+def likelihood(examples: ClientScores, beta: Tensor, wrong: float) -> Tensor:
     """The negative log of it, as autograd can differentiate it."""
     classes = examples.scores.shape[1]
     target = torch.full_like(examples.scores, wrong / (classes - 1))
@@ -73,21 +73,21 @@ def test_no_other_temperature_is_likelier(sharpness: float) -> None:
 
 def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
     whole = drawn(300, 3.0)
-    parts = [Answered(whole.scores[rows], whole.y[rows]) for rows in torch.arange(300).split([10, 250, 40])]
+    parts = [ClientScores(whole.scores[rows], whole.y[rows]) for rows in torch.arange(300).split([10, 250, 40])]
     assert fit(parts, [0.01] * 3) == pytest.approx(fit([whole], [0.01]), rel=1e-9)
 
 
 def test_a_model_without_errors_is_not_taken_for_certain() -> None:
     """It is counted one error: after n right answers it is about as sure as that."""
     scores = torch.eye(4, dtype=torch.float64).repeat(25, 1)
-    perfect = Answered(scores, scores.argmax(1))
+    perfect = ClientScores(scores, scores.argmax(1))
     temperature = fit([perfect], [1 / 102])
     assert float((scores[0] / temperature).softmax(0).max()) == pytest.approx(1 - 1 / 102)
 
 
 def test_a_model_worse_than_chance_is_sure_of_nothing() -> None:
     scores = torch.eye(4, dtype=torch.float64).repeat(25, 1)
-    assert fit([Answered(scores, scores.argmin(1))], [0.01]) == pytest.approx(1 / RANGE[0], rel=1e-6)
+    assert fit([ClientScores(scores, scores.argmin(1))], [0.01]) == pytest.approx(1 / RANGE[0], rel=1e-6)
 
 
 # ---- at the end of a run
@@ -168,7 +168,7 @@ def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
         for rows in result.federation.split.train:
             x, y = result.federation.train.x[rows], result.federation.train.y[rows]
             scores = torch.cat([result.model(part) for part in x.split(result.federation.batch)])
-            clients.append(Answered(scores, y))
+            clients.append(ClientScores(scores, y))
     wrong = 1 / (sum(len(client.y) for client in clients) + 2)
     assert fit(clients, [wrong] * 5) == result.calibration["global"].temperature
 

@@ -53,7 +53,7 @@ def test_a_field_of_other_methods_names_them() -> None:
         ConfigError, match=r"scaffold has no such field; .*fedprox, feddyn, moon, .* have it\. .*Known: method\.option"
     ):
         Experiment.from_words(["method.strength=5", "method=scaffold"])
-    with pytest.raises(ConfigError, match=r"fedavg has no such field; moon has it\. It takes none"):
+    with pytest.raises(ConfigError, match=r"fedavg has no such field; moon has it\. It has no fields"):
         Experiment.from_words(["method.width=5"])
 
 
@@ -171,7 +171,7 @@ def test_labels() -> None:
     assert by_label("x/a=b/prox.py:Prox", ()) == {"x/a=b/prox.py:Prox": "x/a=b/prox.py:Prox"}, "a path is no label"
     assert by_label("own=prox.py:Prox", ()) == {"own": "prox.py:Prox"}
     for text in ("fedavg,fedavg", "a=fedavg,a=local"):
-        with pytest.raises(ConfigError, match=r"stands twice.*Give labels"):
+        with pytest.raises(ConfigError, match=r"occurs twice.*Give labels"):
             by_label(text, ())
     for text in ("local=fedavg", "lr=fedavg"):
         with pytest.raises(ConfigError, match="already names something else"):
@@ -181,7 +181,7 @@ def test_labels() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a b=fedavg", "the label 'a b' of fedavg: a label is letters"),
+        ("a b=fedavg", "the label 'a b' of fedavg: a label consists of letters"),
         ("local,a.b=prox.py:Prox", r"the label 'a\.b' of prox\.py:Prox"),
         ("=fedavg", "the label '' of fedavg"),
         ("weak=", "the label weak has no method"),
@@ -210,7 +210,7 @@ def test_words_for_one_of_several() -> None:
 
 @pytest.mark.parametrize("key", ["ditto.strength", "a.py:A.strength"])
 def test_a_word_for_one_that_is_not_there(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not among the methods\. There are: fedavg, weak, fedprox"):
+    with pytest.raises(ConfigError, match=r"is not one of the methods\. They are: fedavg, weak, fedprox"):
         addressed({key: "1"}, LABELS, ())
 
 
@@ -340,7 +340,7 @@ class Misspelt(Algorithm):
 
 
 def test_a_method_whose_needs_are_misspelt() -> None:
-    with pytest.raises(ConfigError, match=r"Misspelt\.needs names sterngth: it is no field"):
+    with pytest.raises(ConfigError, match=r"Misspelt\.needs names sterngth: it is not a field"):
         effects.settle(Experiment(method=Misspelt()))
 
 

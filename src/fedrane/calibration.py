@@ -1,13 +1,13 @@
-"""Scores to probabilities: one temperature, fitted to examples that stay with their clients.
+"""Temperature scaling: one temperature, fitted to examples that stay with their clients.
 
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017: with the temperature T that minimises the negative
-log-likelihood, softmax(scores / T) is as sure as the model is right. At an inverse temperature β = 1/T that the server
-names, a client sends two sums over its examples, the gradient and the curvature of that likelihood in β:
+log-likelihood, the confidence softmax(scores / T) matches the accuracy. For an inverse temperature β = 1/T from the
+server, a client sends two sums over its examples, the gradient and the curvature of the negative log-likelihood in β:
 
-    Σ E_p[s] − s_y        Σ Var_p[s],        p = softmax(β s),
+    Σ E_p[s] − s_y        Σ Var_p[s],        p = softmax(β s).
 
-from which the server makes a Newton step. As in Platt's scaling (1999) a model is counted one wrong answer more than
-were seen, so that a model with none gets a finite temperature too.
+The server then makes a Newton step. As in Platt scaling (1999), one wrong prediction is added to those observed, so
+that a model without errors gets a finite temperature too.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 
 VALIDATION, TRAINING = "validation", "training"
 RANGE = 1e-3, 1e4
-"""Of β: a model no better than chance, whose β would be 0 or below it, is given the first."""
-ROUNDS, PRECISION = 60, 1e-9
-"""At most so many Newton steps, or until one changes β by no more than this part of it."""
+"""The bounds of β. A model no better than chance, whose β would be 0 or negative, gets the lower one."""
+MAX_STEPS, TOLERANCE = 60, 1e-9
+"""The maximum number of Newton steps, and the relative change of β at which they stop."""
 
 
 class Calibration(NamedTuple):
-    """What makes a model's scores probabilities."""
+    """The temperature that turns a model's scores into probabilities."""
 
     temperature: float
     examples: str
-    """To which it was fitted: ``validation``, or ``training`` where none were set aside."""
+    """The examples it was fitted to: ``validation``, or ``training`` if none were held out."""
 
 
-class Answered(NamedTuple):
-    """A client's examples as a model answers them; all that leaves the client is :meth:`sums`."""
+class ClientScores(NamedTuple):
+    """A model's scores and the labels of a client's examples; only :meth:`sums` leaves the client."""
 
     scores: Tensor
     y: Tensor
 
     def sums(self, beta: float, wrong: float) -> tuple[float, float]:
-        """Gradient and curvature; the chance ``wrong`` that a label misleads is spread over the other classes."""
+        """Return gradient and curvature; ``wrong`` is the label smoothing, spread over the other classes."""
         others = (self.scores.sum(1) - self._of_label()) / max(1, self.scores.shape[1] - 1)
         p = (beta * self.scores).softmax(1)
         mean = (p * self.scores).sum(1)
@@ -59,51 +59,51 @@ class Answered(NamedTuple):
         return self.scores.gather(1, self.y[:, None])[:, 0]
 
 
-def fit(clients: Sequence[Answered], wrong: Sequence[float]) -> float:
-    """The temperature at which the examples of all clients together are most likely."""
+def fit(clients: Sequence[ClientScores], wrong: Sequence[float]) -> float:
+    """Return the temperature that maximises the likelihood of all clients' examples together."""
     (low, high), beta = RANGE, 1.0
-    for _ in range(ROUNDS):
-        gradient, curvature = map(sum, zip(*map(Answered.sums, clients, [beta] * len(clients), wrong), strict=True))
+    for _ in range(MAX_STEPS):
+        sums = map(ClientScores.sums, clients, [beta] * len(clients), wrong)
+        gradient, curvature = map(sum, zip(*sums, strict=True))
         low, high = (beta, high) if gradient < 0 else (low, beta)
         newton = beta - gradient / curvature if curvature else math.nan
         after = newton if low < newton < high else math.sqrt(low * high)
-        if abs(after - beta) <= PRECISION * beta:
+        if abs(after - beta) <= TOLERANCE * beta:
             break
         beta = after
     return 1 / beta
 
 
 def calibrate(models: Models, federation: Federation, engine: object) -> dict[str, Calibration]:
-    """A temperature for the global model and one for all personal ones, each where the method has such.
+    """Fit a temperature for the global model and one for all personal models, for those that the method has.
 
-    Examples set aside by ``validation`` are used if there are some, else those of training. Personal models share one
-    temperature, since a client alone has too few examples to fit it. Clients are spread over the cores where the
-    engine does so.
+    Validation examples are used if there are any, else training examples. Personal models share one temperature, since
+    a single client has too few examples to fit it. Clients run in parallel if the engine does that.
     """
     spread = engine if isinstance(engine, Sequential) else Sequential(models.algorithm, federation)
     held_out = any(len(rows) for rows in federation.split.validation)
     rows = federation.split.validation if held_out else federation.split.train
-    found = {}
-    for kind in models.algorithm.answers_on(models.task):
+    calibrations = {}
+    for which in models.algorithm.answers_on(models.task):
 
-        def answered(_: Sequential, k: int, kind: str = kind) -> Answered:
-            model = models.model if kind == GLOBAL else models.personal(k)
-            return _answered(model, models, federation, torch.from_numpy(rows[k]))
+        def score(_: Sequential, k: int, which: str = which) -> ClientScores:
+            model = models.model if which == GLOBAL else models.personal(k)
+            return _score(model, models, federation, torch.from_numpy(rows[k]))
 
-        some = [k for k, mine in enumerate(rows) if len(mine)]
-        clients = spread.each(answered, some, [len(rows[k]) for k in some])
+        not_empty = [k for k, mine in enumerate(rows) if len(mine)]
+        clients = spread.each(score, not_empty, [len(rows[k]) for k in not_empty])
         if all(bool(client.scores.isfinite().all()) for client in clients):
             sizes = [len(client.y) for client in clients]
-            # A personal model may know its few training examples by heart: each is counted a wrong answer of its own.
-            apart = kind == PERSONAL and not held_out
-            wrong = [1 / ((size if apart else sum(sizes)) + 2) for size in sizes]
-            found[kind] = Calibration(fit(clients, wrong), VALIDATION if held_out else TRAINING)
-    return found
+            # A personal model may have memorised its few training examples: one wrong prediction is added to each.
+            per_client = which == PERSONAL and not held_out
+            wrong = [1 / ((size if per_client else sum(sizes)) + 2) for size in sizes]
+            calibrations[which] = Calibration(fit(clients, wrong), VALIDATION if held_out else TRAINING)
+    return calibrations
 
 
 @torch.no_grad()
-def _answered(model: Predictor, models: Models, federation: Federation, rows: Tensor) -> Answered:
+def _score(model: Predictor, models: Models, federation: Federation, rows: Tensor) -> ClientScores:
     chunk = federation.batch if models.algorithm.depends_on_batch(models.task) else CHUNK
     pool = federation.train
-    scores = [model(pool.x[some.to(pool.x.device)]).double().cpu() for some in torch.split(rows, chunk)]
-    return Answered(torch.cat(scores), pool.y.cpu()[rows])
+    scores = [model(pool.x[part.to(pool.x.device)]).double().cpu() for part in torch.split(rows, chunk)]
+    return ClientScores(torch.cat(scores), pool.y.cpu()[rows])

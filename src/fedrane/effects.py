@@ -1,7 +1,7 @@
-"""Which settings have an effect under which others. This is the one place that says so.
+"""The rules for which settings have an effect, given the others.
 
-A setting that can have no effect is not passed over: from a word, or from Python, it is an error; from a file it is
-said and taken out, since words over the file may be what made it idle.
+A setting without effect is never ignored silently. From a ``key=value`` word or from Python it is an error. From a file
+it is reported and removed, since a word that overrides the file may be the cause.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedrane.settings import FIELD, PRESET, WORD, Notice
 
 
 class Rule(NamedTuple):
-    """A setting, when it has an effect, what it needs for one, and the settings that decide it."""
+    """A setting, whether it has an effect, what it needs for that, and the settings that decide it."""
 
     key: str
     works: Callable[[Experiment], bool]
     needs: str
     deciding: Sequence[str]
     settled: Sequence[str] = ()
-    """Values that a run may have put in place of ``auto``: nobody asked for them."""
+    """Values that a run may have filled in for ``auto``: the user did not set them."""
 
     def why(self, e: Experiment) -> str:
         deciding = next(key for key in self.deciding if _get(e, key))
@@ -80,40 +80,40 @@ RULES = (
 
 
 def idle(e: Experiment) -> dict[str, str]:
-    """The settings that can have no effect, and why."""
-    found = {rule.key: rule.why(e) for rule in RULES if not rule.works(e)}
+    """Return the settings that have no effect, and why."""
+    reasons = {rule.key: rule.why(e) for rule in RULES if not rule.works(e)}
     for name, need in idle_fields(e.algorithm).items():
         other = need.partition("=")[0]
-        found[FIELD + name] = f"that needs {FIELD}{need}, and that is {getattr(e.algorithm, other)}"
-    return found
+        reasons[FIELD + name] = f"that needs {FIELD}{need}, and {FIELD}{other} is {getattr(e.algorithm, other)}"
+    return reasons
 
 
 def idle_fields(algorithm: Algorithm) -> dict[str, str]:
-    """The fields of a method that others of its fields leave without effect, and the condition each fails."""
-    found: dict[str, str] = {}
+    """Return the fields of a method that have no effect given its other fields, and the condition each needs."""
+    conditions: dict[str, str] = {}
     for condition, names in algorithm.needs.items():
         field, _, values = condition.partition("=")
-        if strange := {field, *names} - {f.name for f in dataclasses.fields(algorithm)}:
-            found_in = f"{type(algorithm).__name__}.needs names {', '.join(sorted(strange))}"
-            raise ConfigError(found_in, "it is no field of the method", "Write for instance {'a=True': ('b',)}")
+        if unknown := {field, *names} - {f.name for f in dataclasses.fields(algorithm)}:
+            what = f"{type(algorithm).__name__}.needs names {', '.join(sorted(unknown))}"
+            raise ConfigError(what, "it is not a field of the method", "Write for instance {'a=True': ('b',)}")
         if str(getattr(algorithm, field)) not in values.split("|"):
-            found |= dict.fromkeys(names, condition.replace("|", " or "))
-    return found
+            conditions |= dict.fromkeys(names, condition.replace("|", " or "))
+    return conditions
 
 
 def settle(e: Experiment, also: Mapping[str, str] = MappingProxyType({})) -> tuple[Experiment, list[Notice]]:
-    """The experiment without values that can have no effect, and what is to be said of them.
+    """Return the experiment without settings that have no effect, and a notice for each of them.
 
-    ``also`` names settings without effect where this experiment is to run, and why.
+    ``also`` gives further settings that have no effect where this experiment runs, and why.
     """
     notices = []
-    for key, value, usual, why in list(_asked_in_vain(e, {**idle(e), **also})):
+    for key, value, default, why in list(_without_effect(e, {**idle(e), **also})):
         source = None if e.origin is None else e.origin.get(key)
         if e.origin is None or source == WORD:
             raise no_effect(key, value, why)
         if source and not source.startswith(PRESET):  # a preset's values were not written for this experiment
             notices.append(Notice(source, key, value, why))
-        e = _with(e, key, usual)
+        e = _with(e, key, default)
     return e, notices
 
 
@@ -121,17 +121,17 @@ def no_effect(key: str, value: Any, why: str) -> NoEffect:
     return NoEffect(f"{key}={_text(value)} would have no effect", why, f"Leave {key} out, or set what it needs")
 
 
-def _asked_in_vain(e: Experiment, idle: Mapping[str, str]) -> Iterator[tuple[str, Any, Any, str]]:
+def _without_effect(e: Experiment, idle: Mapping[str, str]) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yield the settings that the user set but that have no effect: key, value, default and reason."""
     settled = {rule.key: rule.settled for rule in RULES}
     for key, why in idle.items():
-        value, usual = _get(e, key), _usual(e, key)
-        a_word = e.origin is not None and e.origin.get(key) == WORD
-        if a_word or (value != usual and value not in settled.get(key, ())):
-            yield key, value, usual, why
+        value, default = _get(e, key), _default(e, key)
+        is_word = e.origin is not None and e.origin.get(key) == WORD
+        if is_word or (value != default and value not in settled.get(key, ())):
+            yield key, value, default, why
 
 
-def _usual(e: Experiment, key: str) -> Any:
-    """A setting's default."""
+def _default(e: Experiment, key: str) -> Any:
     if not key.startswith(FIELD):
         return _get(_defaults(), key)
     return getattr(type(e.algorithm), key.removeprefix(FIELD), _get(e, key))

@@ -1,10 +1,10 @@
-"""One contract for what an accuracy means: whose model, on whose rows, over which clients.
+"""The metrics, and what each accuracy means: which model, on which examples, over which clients.
 
-``global/…``      the global model on the official test set;
-``global/local_…`` the global model on the clients' own test rows;
-``personal/…``    every client's own model on its own test rows, over all clients, not the sampled ones.
+``global/…``       the global model on the official test set;
+``global/local_…`` the global model on the clients' local test sets;
+``personal/…``     every client's personal model on its local test set, over all clients, not only the sampled ones.
 
-A method without a global (or personal) model has no such entries: an empty column, not one filled with something else.
+A method without a global (or personal) model has no such entries: the column is empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedrane.task import Model, State
 Metrics = dict[str, Any]
 Rows = NDArray[np.int64]
 WORST = 0.1
-"""The share of clients that ``accuracy_worst10`` looks at."""
+"""The fraction of clients in ``accuracy_worst10``."""
 
 
 class Predicted(NamedTuple):
@@ -42,21 +42,21 @@ class Predicts(Protocol):
 
 
 class Tally(NamedTuple):
-    """What is left of one client's answers when its rows are gone: all that the measures need."""
+    """The counts of one client's predictions: all that the metrics need."""
 
     rows: int
     hits: int
     loss: float
-    """Summed over rows."""
+    """Summed over examples."""
     few: int = 0
-    """Rows of its minority classes."""
+    """Examples of its minority classes."""
     few_hits: int = 0
     class_rows: tuple[int, ...] = ()
     class_hits: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, predicted: Predicted, y: NDArray[np.int64], minority: NDArray[np.bool_]) -> Tally:
-        """Of answers to rows of these labels; ``minority`` marks the client's minority classes."""
+        """Count predictions for examples with labels ``y``; ``minority`` marks the client's minority classes."""
         hit, few = predicted.labels == y, minority[y]
         by_class = (np.bincount(y[chosen], minlength=len(minority)) for chosen in (slice(None), hit))
         rows, hits = (tuple(counts.tolist()) for counts in by_class)
@@ -67,7 +67,7 @@ class Tally(NamedTuple):
 def evaluate(
     engine: Predicts, federation: Federation, algorithm: Algorithm, server: State, owns: Mapping[int, State], round: int
 ) -> Metrics:
-    """All measures the method's answers allow, for all clients."""
+    """Compute all metrics of the models that the method has, over all clients."""
     task, everyone = federation.task, range(federation.population)
     metrics: Metrics = {}
     held_out: dict[str, list[Tally]] = {}
@@ -84,16 +84,16 @@ def evaluate(
 
 
 def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
-    """The global model on the official test set."""
-    answered = engine.predict(model, federation.test, np.arange(len(federation.test)))
-    nobody = np.zeros(federation.task.classes, np.bool_)
-    return overall(GLOBAL, [Tally.of(answered, _labels(federation.test), nobody)])
+    """Evaluate the global model on the official test set."""
+    predicted = engine.predict(model, federation.test, np.arange(len(federation.test)))
+    no_minority = np.zeros(federation.task.classes, np.bool_)
+    return overall(GLOBAL, [Tally.of(predicted, _labels(federation.test), no_minority)])
 
 
 def answer(
     engine: Predicts, federation: Federation, algorithm: Algorithm, models: list[Model]
 ) -> tuple[list[Tally], list[Tally]]:
-    """What each client's model makes of that client's test rows, and of its validation rows."""
+    """Return the tallies of each client's model on its local test set and on its validation set."""
     together, split = not algorithm.depends_on_batch(federation.task), federation.split
     tested, held = (_tallies(engine, federation, models, rows, together) for rows in (split.test, split.validation))
     return tested, held
@@ -116,17 +116,17 @@ def _labels(pool: Pool) -> NDArray[np.int64]:
 def _by_client(
     engine: Predicts, models: list[Model], pool: Pool, rows: tuple[Rows, ...], together: bool
 ) -> list[Predicted]:
-    """Each client's rows answered by its model; where all have one, in one go if answers do not depend on it."""
+    """Predict each client's examples with its model; in one batch if all share it and batches do not matter."""
     if together and all(model is models[0] for model in models):
-        answered = engine.predict(models[0], pool, np.concatenate(rows))
+        predicted = engine.predict(models[0], pool, np.concatenate(rows))
         cuts = np.cumsum([len(r) for r in rows])[:-1]
-        parts = zip(np.split(answered.labels, cuts), np.split(answered.losses, cuts), strict=True)
+        parts = zip(np.split(predicted.labels, cuts), np.split(predicted.losses, cuts), strict=True)
         return [Predicted(labels, losses) for labels, losses in parts]
     return engine.predict_each(models, pool, rows)
 
 
 def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
-    """Over all rows together; recall of each class where its rows were counted."""
+    """Return metrics over all examples together, with the recall of each class if classes were counted."""
     rows = sum(t.rows for t in tallies)
     metrics: Metrics = {
         f"{whose}/accuracy": sum(t.hits for t in tallies) / rows,
@@ -143,7 +143,7 @@ def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
 
 
 def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
-    """Over the clients' own test rows: together, client by client, and over each client's minority classes."""
+    """Return metrics on the local test sets: over all examples, over clients, and over minority classes."""
     each = np.array([t.hits / t.rows for t in tallies])
     worst = np.sort(each)[: math.ceil(WORST * len(each))]
     metrics: Metrics = {
@@ -160,7 +160,7 @@ def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
 
 
 def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Of each client (row): the classes it has, with fewer than half its mean class count."""
+    """Mark each client's minority classes: those present with fewer than half its mean class count."""
     present = labels > 0
     mean = labels.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
     minority: NDArray[np.bool_] = present & (labels < mean / 2)
@@ -168,7 +168,7 @@ def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def validation(held_out: Mapping[str, Sequence[Tally]]) -> Metrics:
-    """On rows set aside from training, to stop or to tune by; ``accuracy`` is the mean over the method's answers."""
+    """Return accuracies on the validation sets, for early stopping or tuning; ``accuracy`` is their mean."""
     each = {
         w: sum(t.hits for t in tallies) / sum(t.rows for t in tallies) for w, tallies in held_out.items() if tallies
     }

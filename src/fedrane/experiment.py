@@ -1,4 +1,4 @@
-"""One experiment, wholly described: a frozen dataclass, written to and read from TOML and ``key=value`` words."""
+"""The configuration of one experiment: a frozen dataclass, read from and written to TOML and ``key=value`` words."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fedrane.sgd import Schedule
 
 PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"
-"""Stands for a dataset or a network that was handed over as an object and cannot be written down."""
+"""Written instead of a dataset or a network that was passed as a Python object."""
 ELSEWHERE = frozenset({"data_root", "engine", "threads", "device", "checkpoint_every"})
-"""Keys of an experiment that say where and how it runs, and not what comes out."""
+"""The keys that decide where and how an experiment runs, and not its result."""
 D = TypeVar("D")
 
 
@@ -46,11 +46,11 @@ class Experiment:
     """A known name, an .npz file, or a folder of images."""
     data_root: str = ""
     image_size: int = 0
-    """Resize a folder's images to this side; 0 leaves them as they are."""
+    """Resize a folder's images to this height and width; 0 means no resizing."""
     model: str = "auto"
-    """A known name, or ``path.py:function`` (input shape, classes) → network; ``auto`` goes by the dataset."""
+    """A known name, or ``path.py:function`` (input shape, classes) → network; ``auto`` depends on the dataset."""
     model_head: str = ""
-    """For a network of one's own: the submodule that is its classifier."""
+    """The submodule that is the classifier, for your own network."""
     norm: str = "shared"
     clients: int = 20
     rounds: int = 50
@@ -61,17 +61,17 @@ class Experiment:
     weight_decay: float = 0.0
     clip: float = 0.0
     participation: float = 1.0
-    """The share of clients sampled for a round."""
+    """The fraction of clients sampled for a round."""
     dropout: float = 0.0
-    """The chance that a sampled client's answer never arrives (simulated)."""
+    """The probability that the update of a sampled client is lost (simulated)."""
     validation: float = 0.0
-    """The share of each client's training rows set aside to decide when to stop, or to tune."""
+    """The fraction of each client's training examples held out for early stopping or tuning."""
     patience: int = 0
-    """Stop when the validation accuracy has not risen for so many evaluations; 0 trains all rounds."""
+    """Stop when the validation accuracy has not improved for this many evaluations; 0 trains all rounds."""
     seed: int = 0
     engine: str = "auto"
     threads: int = 0
-    """Threads of one operation, or workers of the engines ``threaded`` and ``processes``; 0 goes by the work."""
+    """Threads of one operation, or workers of the engines ``threaded`` and ``processes``; 0 chooses by the workload."""
     device: str = "auto"
     precision: str = "auto"
     eval_every: int = 1
@@ -81,7 +81,7 @@ class Experiment:
     augment: Augmentation = field(default_factory=Augmentation)
 
     origin: ClassVar[Mapping[str, str] | None] = None
-    """Where each key was set, if by words, a file or a preset; of one made in Python it is not known."""
+    """The source of each key: a word, a file or a preset; None for an experiment created in Python."""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
@@ -93,7 +93,7 @@ class Experiment:
 
     @property
     def algorithm(self) -> Algorithm:
-        assert isinstance(self.method, Algorithm)  # noqa: S101 - made so above
+        assert isinstance(self.method, Algorithm)  # noqa: S101 - converted in __post_init__
         return self.method
 
     @property
@@ -101,21 +101,21 @@ class Experiment:
         return methods.name_of(self.algorithm)
 
     def replace(self, **changes: Any) -> Experiment:
-        made = dataclasses.replace(self, **changes)
+        changed = dataclasses.replace(self, **changes)
         if self.origin is None:
-            return made
-        return made.set_by({key: by for key, by in self.origin.items() if key.partition(".")[0] not in changes})
+            return changed
+        return changed.set_by({key: by for key, by in self.origin.items() if key.partition(".")[0] not in changes})
 
     def set_by(self, origin: Mapping[str, str] | None) -> Experiment:
-        """The same, its keys set from there."""
-        made = copy.copy(self)
-        object.__setattr__(made, "origin", origin)
-        return made
+        """Return a copy with this origin."""
+        copied = copy.copy(self)
+        object.__setattr__(copied, "origin", origin)
+        return copied
 
     # ---- to and from text
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, nested as in the TOML file."""
+        """Return plain values, nested as in the TOML file."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.algorithm)}
         for name in ("partition", "schedule", "augment"):
@@ -138,25 +138,25 @@ class Experiment:
 
     @classmethod
     def from_toml(cls, path: str | Path, words: Iterable[str] = ()) -> Experiment:
-        """From a file and the words laid over it; of what is not used in the file, a warning is given."""
-        made, notices = cls.asked(words, Path(path))
+        """Read a file and the words that override it; settings of the file that are not used cause a warning."""
+        experiment, notices = cls.asked(words, Path(path))
         _warn(notices)
-        return made
+        return experiment
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Experiment:
-        """From ``key=value`` words with dotted keys, in any order.
+        """Read ``key=value`` words with dotted keys, in any order.
 
         >>> Experiment.from_words(["clients=5", "partition.alpha=0.1"]).partition.alpha
         0.1
         """
-        made, notices = cls.asked(words)
+        experiment, notices = cls.asked(words)
         _warn(notices)
-        return made
+        return experiment
 
     @classmethod
     def asked(cls, words: Iterable[str], file: Path | None = None) -> tuple[Experiment, list[settings.Notice]]:
-        """What a file and the words laid over it ask for, and what of the file is not used."""
+        """Return the experiment of a file and the words that override it, and the settings that are not used."""
         layers = [settings.Layer(str(file), settings.flat(read_toml(file)))] if file else []
         layers.append(settings.Layer(settings.WORD, settings.parse(words)))
         below = [layer for values in layers[::-1] for layer in _preset(values.values)][:1]
@@ -166,7 +166,7 @@ class Experiment:
 
     @classmethod
     def _of(cls, values: Mapping[str, Any]) -> Experiment:
-        """From settings by their dotted keys."""
+        """Build an experiment from settings by their dotted keys."""
         plain = settings.nested(values)
         return _build(cls, {**plain, "method": _method(plain["method"])}, "")
 
@@ -197,12 +197,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """A set of values that ships with the package."""
-    found = {path.name.removesuffix(".toml"): path for path in resources.files("fedrane.presets").iterdir()}
-    known = [key for key in found if not key.startswith("_")]
+    """Read a preset that ships with the package."""
+    paths = {path.name.removesuffix(".toml"): path for path in resources.files("fedrane.presets").iterdir()}
+    known = [key for key in paths if not key.startswith("_")]
     if name not in known:
         raise ConfigError(f"preset={name!r} is not known", remedy=nearest(name, known))
-    return tomllib.loads(found[name].read_text(encoding="utf-8"))
+    return tomllib.loads(paths[name].read_text(encoding="utf-8"))
 
 
 _SYNONYMS = {
@@ -216,7 +216,7 @@ _SYNONYMS = {
     "algorithm": "method",
     "wd": "weight_decay",
 }
-"""What other libraries call it."""
+"""Names of these keys in other libraries."""
 
 
 def _method(values: Mapping[str, Any]) -> Algorithm:
@@ -227,18 +227,18 @@ def _method(values: Mapping[str, Any]) -> Algorithm:
     for key in values:
         if key not in known:
             raise settings.unknown_field(key, name, entry.kind)
-    made = _build(entry.kind, {**entry.preset, **values}, "method.")
+    algorithm = _build(entry.kind, {**entry.preset, **values}, "method.")
     for key, value in entry.preset.items():
-        if getattr(made, key) != value:
-            found = f"method={name} with method.{key}={getattr(made, key)}"
+        if getattr(algorithm, key) != value:
+            given = f"method={name} with method.{key}={getattr(algorithm, key)}"
             plain = next(other for other, method in methods.METHODS.items() if method.kind is entry.kind)
-            raise ConfigError(found, f"it is {plain} with method.{key}={value}", f"Use method={plain}")
-    return made
+            raise ConfigError(given, f"{name} is {plain} with method.{key}={value}", f"Use method={plain}")
+    return algorithm
 
 
-def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind) if f.init]  # type: ignore[arg-type]
+def _build(cls: type[D], values: Mapping[str, Any], prefix: str) -> D:
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
@@ -248,29 +248,29 @@ def _build(kind: type[D], values: Mapping[str, Any], prefix: str) -> D:
                 raise ConfigError(f"unknown key '{key}'", "it is a method", f"Write method={key} method.FIELD=value")
             names = [f"{prefix}{name}" for name in known]
             raise ConfigError(
-                f"unknown key '{prefix}{key}'", remedy=nearest(prefix + key, names) if names else "It takes none"
+                f"unknown key '{prefix}{key}'", remedy=nearest(prefix + key, names) if names else "There are no keys"
             )
         given[key] = _convert(value, hints[key], prefix + key)
-    return kind(**given)
+    return cls(**given)
 
 
-def _convert(value: Any, kind: Any, key: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        if isinstance(value, kind):  # type: ignore[arg-type]
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):  # type: ignore[arg-type]
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={value}", "it is a table", f"Set its keys: {key}.NAME=…")
-        return _build(kind, value, key + ".")  # type: ignore[arg-type]
+            raise ConfigError(f"{key}={value}", f"{key} is a table", f"Set its keys: {key}.NAME=…")
+        return _build(hint, value, key + ".")  # type: ignore[arg-type]
     if isinstance(value, Algorithm):
         return value
-    options = [kind for kind in typing.get_args(kind) if kind is not types.NoneType] or [kind]
+    options = [option for option in typing.get_args(hint) if option is not types.NoneType] or [hint]
     for option in options:
         try:
             return _TYPES[option](value)
         except (KeyError, ValueError, TypeError):
             continue
     name = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ConfigError(f"{key}={value}", f"it must be {_WORDS.get(name, name)}")
+    raise ConfigError(f"{key}={value}", f"it must be {_TYPE_NAMES.get(name, name)}")
 
 
 def _as_bool(value: Any) -> bool:
@@ -299,11 +299,11 @@ def _as_str(value: Any) -> str:
 
 
 _TYPES = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, str):  # TOML's basic strings are JSON's, but for the delete character
+    if isinstance(value, str):  # TOML's basic strings are those of JSON, except for the delete character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -318,37 +318,37 @@ def _check(e: Experiment) -> None:
             raise ConfigError(f"{key}={getattr(e, key)}", why, remedy)
 
     for key in ("clients", "rounds", "epochs", "batch", "eval_every", "checkpoint_every"):
-        need(getattr(e, key) >= 1, key, "it counts from 1", f"Use {key}=1 or more")
-    need(e.epochs <= 100_000, "epochs", "a round's batches are laid out in advance", "Use more rounds instead")
-    need(0 < e.lr < math.inf, "lr", "the learning rate is positive and finite", "Use for instance lr=0.1")
-    need(0 <= e.momentum < 1, "momentum", "beyond 1 the steps grow without bound", "Use 0 <= momentum < 1")
+        need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
+    need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
+    need(0 < e.lr < math.inf, "lr", "the learning rate must be positive and finite", "Use for instance lr=0.1")
+    need(0 <= e.momentum < 1, "momentum", "from 1 on, the steps grow without bound", "Use 0 <= momentum < 1")
     need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")
-    need(0 <= e.clip < math.inf, "clip", "it is the gradient's largest length, 0 for any", "Use for instance clip=10")
-    need(0 < e.participation <= 1, "participation", "it is a share of the clients", "Use 0 < participation <= 1")
-    need(0 <= e.dropout < 1, "dropout", "it is the chance of losing an answer", "Use 0 <= dropout < 1")
-    need(0 <= e.validation < 1, "validation", "it is a share of the training rows", "Use for instance validation=0.1")
-    need(e.patience >= 0, "patience", "it counts evaluations", "Use 0 (never stop early) or more")
+    need(0 <= e.clip < math.inf, "clip", "it is the maximum gradient norm, 0 for no limit", "Use for instance clip=10")
+    need(0 < e.participation <= 1, "participation", "it is a fraction of the clients", "Use 0 < participation <= 1")
+    need(0 <= e.dropout < 1, "dropout", "it is the probability of losing an update", "Use 0 <= dropout < 1")
+    need(0 <= e.validation < 1, "validation", "it is a fraction of the training examples", "Use for instance 0.1")
+    need(e.patience >= 0, "patience", "it is a number of evaluations", "Use 0 (never stop early) or more")
     need(
         e.patience == 0 or e.validation > 0,
         "patience",
-        "when to stop is decided on validation rows, never on the test set",
+        "early stopping uses validation examples, never the test set",
         "Set for instance validation=0.1 as well",
     )
     need(e.seed >= 0, "seed", "it is a whole number from 0", "Use seed=0")
-    most = threads.MOST
-    need(0 <= e.threads <= most, "threads", "it counts threads", f"Use 0 (goes by the work), or 1 to {most}")
-    need(e.image_size >= 0, "image_size", "it is a side in pixels", "Use 0 to leave images as they are")
+    limit = threads.MAX_THREADS
+    need(0 <= e.threads <= limit, "threads", "it is a number of threads", f"Use 0 (automatic), or 1 to {limit}")
+    need(e.image_size >= 0, "image_size", "it is a size in pixels", "Use 0 for no resizing")
     need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
     check_policy(e.norm)
 
 
 KEYS = frozenset(key for key in settings.dotted(Experiment().to_dict()) if not key.startswith(settings.FIELD))
-"""All keys but a method's own, dotted."""
+"""All dotted keys except a method's fields."""
 
 
 @cache
 def defaults(method: str) -> Mapping[str, Any]:
-    """What settings that were written before a key was added have for it; of a method of one's own no fields."""
+    """Return the defaults by dotted key, for settings written before a key was added; no fields of your own methods."""
     known = method in methods.METHODS
     plain = settings.dotted((Experiment(method) if known else Experiment()).to_dict())
     return {key: value for key, value in plain.items() if known or key in KEYS}

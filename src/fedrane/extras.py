@@ -1,4 +1,4 @@
-"""Packages that only some commands need come with an extra of this package."""
+"""Optional dependencies: packages that only some commands need, installed as an extra."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fedrane.errors import ConfigError
 
 
 def require(extra: str, user: str, *modules: str) -> None:
-    """These modules must be importable; where they are not, one line says who needs them and how to install them."""
+    """Raise an error that says what needs these modules and how to install them, if one cannot be imported."""
     for module in modules:
         try:
             import_module(module)
-        except ImportError as error:  # also one that is installed, but too old or broken
-            if (error.name or "").partition(".")[0] == "fedrane":  # a defect of ours, which no installation mends
+        except ImportError as error:  # also raised by a module that is too old or broken
+            if (error.name or "").partition(".")[0] == "fedrane":  # a bug in this package: installing does not help
                 raise
             raise ConfigError(
                 f"{user} needs the extra {extra!r}", str(error), f"Install it: pip install 'fedrane[{extra}]'"

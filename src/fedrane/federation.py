@@ -1,4 +1,4 @@
-"""Clients with their rows, ready on the device: what an engine is given to run a method on."""
+"""The clients and their data on the device: what an engine trains a method on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedrane.task import Batch, Client, Roster, Task
 
 @dataclass(frozen=True, eq=False)
 class Normaliser:
-    """Stored rows to network inputs: pixels to [0, 1], then mean 0 and deviation 1 by the dataset's constants."""
+    """Turns stored examples into network inputs: pixels to [0, 1], then mean 0 and deviation 1 by fixed constants."""
 
     scale: Tensor
     shift: Tensor
@@ -46,7 +46,7 @@ class Normaliser:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All rows of a part of the dataset, on the device as they are stored; gathered and normalised there."""
+    """All examples of the training or test set, stored on the device and normalised there when they are used."""
 
     x: Tensor
     y: Tensor
@@ -61,15 +61,15 @@ class Pool:
         return len(self.y)
 
     def take(self, rows: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of those rows, whatever the shape in which they are named."""
+        """Return inputs and labels of these examples, in the shape of their indices."""
         index = torch.as_tensor(rows).to(self.y.device)
-        found = self.normalise(self.x[index.flatten()])
-        return found.reshape(*index.shape, *found.shape[1:]), self.y[index]
+        inputs = self.normalise(self.x[index.flatten()])
+        return inputs.reshape(*index.shape, *inputs.shape[1:]), self.y[index]
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A task, its data and how they lie with the clients."""
+    """A task, its data and their split over the clients."""
 
     task: Task
     train: Pool
@@ -79,7 +79,7 @@ class Federation:
     seed: int
     augment: Augmentation = Augmentation()  # noqa: RUF009 - it is frozen
     augmenter: Augmenter = field(init=False)
-    """Made here and not at its first use, which is inside of what engines record."""
+    """Created here and not at its first use, which engines record."""
 
     def __post_init__(self) -> None:
         self.augment.check(tuple(self.train.x.shape[1:]))
@@ -97,7 +97,7 @@ class Federation:
     ) -> Federation:
         normalise = Normaliser.of(dataset, task.dtype, task.device)
         train, test = (Pool.of(x, y, normalise) for x, y in ((dataset.x, dataset.y), (dataset.x_test, dataset.y_test)))
-        # No batch is longer than the longest client: a batch of 10,000 then means "all rows", not 9,000 dead ones.
+        # No batch is larger than the largest client: a batch of 10,000 means "all examples", not 9,000 of padding.
         longest = max(len(rows) for rows in split.train)
         return cls(task, train, test, split, min(batch, longest), seed, augment)
 
@@ -107,7 +107,7 @@ class Federation:
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """Training rows of each client (row) and class (column)."""
+        """The number of training examples of each client and class: (clients, classes)."""
         y = self.train.y.cpu().numpy()
         return np.stack([np.bincount(y[rows], minlength=self.task.classes) for rows in self.split.train])
 
@@ -117,8 +117,10 @@ class Federation:
         return Roster(torch.tensor(sizes, dtype=torch.int64, device=self.task.device))
 
     def training_batch(self, rows: Tensor, live: Tensor, key: Tensor, augmented: bool, full: bool = False) -> Batch:
-        """The examples of a step, or of the steps of several clients side by side; augmented if the experiment says so
-        and the step trains."""
+        """Return the batch of a step, or of one step of several clients stacked.
+
+        ``augmented`` is true for steps that train; they are augmented as the experiment is configured.
+        """
         pool, mixed = self.train, None
         if augmented and self.augmenter.moves:
             x, y = pool.normalise(self.augmenter.move(pool.x, rows, key)), pool.y[rows]
@@ -136,7 +138,7 @@ class Federation:
         return each_of(self.cohort([index], round, rate, epochs))[0]
 
     def cohort(self, clients: list[int], round: int, rate: float, epochs: int) -> Client:
-        """These clients as they know themselves in a round, stacked."""
+        """Return these clients, stacked, with what each knows about itself in a round."""
         steps = [epochs * -(-len(self.split.train[k]) // self.batch) for k in clients]
         return describe(self.task, clients, self.labels, round, rate, steps)
 
@@ -149,21 +151,21 @@ def describe(
     rate: float = 0.0,
     steps: list[int] | None = None,
 ) -> Client:
-    """Clients as they know themselves in a round, stacked; ``labels`` are the class counts of all there are."""
+    """Return these clients, stacked, with what each knows about itself; ``labels`` are the class counts of all."""
     numbers = np.stack([clients, labels[clients].sum(1), steps or [0] * len(clients), [round] * len(clients)])
-    index, size, many, when = torch.from_numpy(numbers).to(task.device)
+    index, size, step_count, round_of = torch.from_numpy(numbers).to(task.device)
     return Client(
         index=index,
         size=size,
         labels=torch.from_numpy(labels[clients]).to(device=task.device, dtype=task.dtype),
-        steps=many,
-        round=when,
+        steps=step_count,
+        round=round_of,
         rate=torch.full((len(clients),), rate, dtype=task.dtype, device=task.device),
         population=len(labels),
     )
 
 
 def each_of(cohort: Client) -> list[Client]:
-    """The clients of a stack of them."""
+    """Return the single clients of a stack."""
     columns = (value.unbind() if isinstance(value, Tensor) else repeat(value) for value in cohort)
     return [Client(*values) for values in zip(*columns, strict=False)]

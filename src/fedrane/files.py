@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what the system says of a write as one clear line."""
+"""Atomic file writes, with clear error messages."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from safetensors import SafetensorError
 
 from fedrane.errors import FileError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_ROOM_WORDS = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE_TEXT = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
 PARTS = f"*.{'[0-9a-f]' * 8}.part"
-"""What a writer that was killed leaves beside its file."""
+"""Temporary files that a killed writer leaves next to its file."""
 
 
 @contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """A failed write as an error that tells what is safe."""
+    """Turn a failed write into an error that says why, and that saved data are safe."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        if number in NO_ROOM or re.search(NO_ROOM_WORDS, str(error)):  # safetensors passes on words alone
-            why, remedy = "there is no room for it", "What was saved before is untouched: make room, then go on"
+        if number in NO_SPACE or re.search(NO_SPACE_TEXT, str(error)):  # safetensors gives only the text
+            why, remedy = "there is no space left", "Everything saved before is intact: free some space, then resume"
         else:
-            why, remedy = f"the system says: {error}", "Choose a place you may write to"
+            why, remedy = f"the system says: {error}", "Choose a folder you may write to"
         raise FileError(f"{path} cannot be written", why, remedy) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file whole or not at all; of several who write it at once one comes last, and none fails."""
+    """Replace a file atomically; of several concurrent writers the last one wins, and none fails."""
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -50,7 +50,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Put a finished file in place, so that either the old or the new one survives whatever happens."""
+    """Move a finished file into place; after a crash, either the old or the new file is there."""
     part.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:

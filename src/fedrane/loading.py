@@ -1,4 +1,4 @@
-"""A class or a function of the user's, from a Python file or an installed module."""
+"""Loads a user's class or function from a Python file or an installed module."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _elsewhere: ContextVar[Mapping[str, Path]] = ContextVar("elsewhere", default=Map
 
 
 def is_reference(name: str) -> bool:
-    """``path.py:Name`` or ``package.module:Name``, and not a word of ours."""
+    """Whether this is ``path.py:Name`` or ``package.module:Name``, and not a known name."""
     return ":" in name
 
 
 def absolute(name: str) -> str:
-    """The same reference from wherever it is read."""
+    """Return the reference with an absolute path."""
     where, _, attribute = name.rpartition(":")
     return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
 
 
 def file_of(name: str) -> Path | None:
-    """The Python file that a reference names."""
+    """Return the Python file that a reference names, or None for a module."""
     where = name.rpartition(":")[0]
     return Path(where) if where.endswith(".py") else None
 
 
 @contextmanager
 def elsewhere(files: Mapping[str, Path]) -> Iterator[None]:
-    """Within it these references are loaded from these files, and keep their names."""
+    """Load these references from these files inside the context; their names do not change."""
     token = _elsewhere.set(files)
     try:
         yield
@@ -46,18 +46,18 @@ def elsewhere(files: Mapping[str, Path]) -> Iterator[None]:
 
 
 def version(name: str) -> str:
-    """A digest of the code that a reference names now; empty for a module or no file."""
+    """Return the digest of the file that a reference names; empty for a module or a missing file."""
     file = _elsewhere.get().get(name) or file_of(name)
     return digest(file) if file and file.is_file() else ""
 
 
 def digest(file: Path) -> str:
-    """Of a file's whole content: what is trusted, and cached, is known by it."""
+    """Return the full digest of a file: it identifies trusted and cached code."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def load(name: str, key: str) -> Any:
-    """What ``name`` refers to; errors speak of the configuration's ``key``."""
+    """Return what ``name`` refers to; ``key`` is the setting that errors mention."""
     where, _, attribute = name.rpartition(":")
     file = _elsewhere.get().get(name) or file_of(name)
     if file and not file.is_file():
@@ -77,7 +77,7 @@ def _from_file(path: Path, name: str) -> ModuleType:
     if spec is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up here
-    # Not through the loader, which would rather run a compiled file beside it: that may be of other code.
+    sys.modules[spec.name] = module  # dataclasses look up their module here
+    # Not through the loader: it would prefer a compiled file next to it, which may be of other code.
     exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102
     return module

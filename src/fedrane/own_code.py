@@ -1,7 +1,7 @@
-"""A user's own method or network in a run folder: its copy, and on whose word it is run (docs/decisions/0014).
+"""The user's own code in a run folder: its copies, and whether it may run (docs/decisions/0014).
 
-A folder may come from anybody, and its configuration may name any code. So code that a folder names is run only if this
-user has named it before, on this account, or says now that it is to be trusted.
+A folder may come from anyone, and its configuration may name any code. So code that a folder names is run only if this
+user has named it before, on this account, or trusts it explicitly now.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fedrane.settings import flat
 KEYS = ("method.name", "model")
 """The settings that may name code."""
 WORDS = {"method.name": "method", "model": "model"}
-"""What these are called on the command line."""
+"""Their names on the command line."""
 
 _named: set[str] = set()
-"""By this process, also where nothing can be written down."""
+"""The code named in this process; this works even if nothing can be written to disk."""
 
 
 # ---- what the user has named
@@ -37,15 +37,15 @@ def _record() -> Path:
 
 
 def remember(experiment: Experiment) -> None:
-    """The user has named this experiment's code: it may be run when a folder names it."""
+    """Record that the user has named this experiment's code: it may then run if a folder names it."""
     for reference in _references(experiment.to_dict()).values():
         _add(_marks(reference, loading.file_of(reference)))
 
 
 def _marks(reference: str, file: Path | None) -> set[str]:
-    """What a reference is known by: with the name in it, the content of the file, of which a run has a copy.
+    """Return the marks that identify a reference: the name with the digest of its file, since a run has a copy of it.
 
-    And the file's place, where its user may edit it; not that of a copy in somebody's folder.
+    Also the path of the file, which its user may edit; but not the path of a copy in a run folder.
     """
     if file is None or not file.is_file():
         return {f"module {reference}"}
@@ -57,7 +57,7 @@ def _marks(reference: str, file: Path | None) -> set[str]:
 def _add(marks: set[str]) -> None:
     new = sorted(marks - _known())
     _named.update(new)
-    # Where nothing can be written, the user is asked again another time.
+    # If nothing can be written, the user is asked again next time.
     with suppress(OSError):
         if new:
             _record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,19 +73,19 @@ def _known() -> set[str]:
 
 
 def _references(values: Mapping[str, Any]) -> dict[str, str]:
-    """The code that a configuration names, by its keys; ``method = "…"`` names it as ``[method] name`` does."""
+    """Return the code that a configuration names, by key; ``method = "…"`` is the same as ``[method] name``."""
     settings = flat(values)
     named = {key: str(settings.get(key, "")) for key in KEYS}
     return {key: name for key, name in named.items() if loading.is_reference(name)}
 
 
-# ---- in a folder
+# ---- code in a run folder
 
 
 def keep(experiment: Experiment, folder: Folder) -> None:
-    """Copy the files that an experiment names into its folder, each under its digest: no copy replaces another.
+    """Copy the code that an experiment names into its folder, under its digest, so that no copy replaces another.
 
-    Only the named files: what they import from their neighbours stays where it is.
+    Only the named files are copied, not the local modules that they import.
     """
     for key, file in sources.own_files(experiment).items():
         if key in KEYS:
@@ -97,18 +97,18 @@ def _copy(folder: Folder, file: Path, digest: str) -> Path:
 
 
 def recorded(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of a run's inputs, as they were when it began or as a change was accepted last."""
+    """Return the recorded digests of a run's inputs: from its start, or from the last accepted change."""
     return {key: digest for name in DIGESTS for key, digest in facts.get(name, {}).items()}
 
 
 def now(folder: Folder) -> dict[str, str]:
-    """The digests of the files that a folder names, as far as they are at their places."""
+    """Return the current digests of the files that a folder names, if they still exist."""
     named = {key: loading.file_of(name) for key, name in _of(folder).items()}
     return {key: sources.digest(file) for key, file in named.items() if file and file.is_file()}
 
 
 def gone(folder: Folder) -> list[Path]:
-    """The files that a folder names and that are not at their places."""
+    """Return the files that a folder names and that no longer exist."""
     return [file for name in _of(folder).values() if (file := loading.file_of(name)) and not file.is_file()]
 
 
@@ -118,39 +118,39 @@ def _of(folder: Folder) -> dict[str, str]:
 
 @contextmanager
 def opened(folder: Folder, trust: bool = False, changed: bool = False) -> Iterator[Experiment]:
-    """A folder's experiment; what it names is loaded, within this context, from where it was found.
+    """Yield a folder's experiment; inside this context the code that it names is loaded from the right file.
 
-    That is the file itself where it is as it was, or ``changed`` says to take it as it is; else the folder's copy.
-    ``trust`` lets code run that the user has not named before.
+    That is the original file if it is unchanged or ``changed`` accepts the change, else the copy in the folder.
+    ``trust`` allows code that the user has not named before.
     """
     values = read_toml(folder.path / CONFIG)
     then = recorded(folder.read_facts())
     files: dict[str, Path] = {}
     for key, reference in _references(values).items():
         if original := loading.file_of(reference):
-            files[reference] = _found(folder, original, then.get(key), changed)
+            files[reference] = _locate(folder, original, then.get(key), changed)
     require_named(folder.path, values, trust, files)
     with loading.elsewhere(files):
         yield Experiment.from_dict(values)
 
 
-def _found(folder: Folder, original: Path, then: str | None, changed: bool) -> Path:
-    here = original.is_file()
-    if here and (changed or then is None or sources.digest(original) == then):
+def _locate(folder: Folder, original: Path, then: str | None, changed: bool) -> Path:
+    exists = original.is_file()
+    if exists and (changed or then is None or sources.digest(original) == then):
         return original
     copy = _copy(folder, original, then or "")
-    what = f"{original} {'has changed' if here else 'is gone'} since the run in {folder.path}"
+    what = f"{original} {'has changed' if exists else 'is gone'} since the run in {folder.path}"
     if not copy.is_file():
-        raise CheckpointError(what, "the folder has no copy of it", "Put it back as it was")
+        raise CheckpointError(what, "the folder has no copy of it", "Restore it")
     if sources.digest(copy) != then:
-        raise CheckpointError(what, f"and so has its copy, {copy}", "Put either back as it was")
+        raise CheckpointError(what, f"and so has its copy, {copy}", "Restore one of them")
     return copy
 
 
 def require_named(
     folder: Path, values: Mapping[str, Any], trust: bool = False, files: Mapping[str, Path] = MappingProxyType({})
 ) -> None:
-    """What a folder's configuration names must be known, or be trusted now; ``files`` say where it is loaded from."""
+    """Raise an error unless the code that a folder names is known or trusted; ``files`` are where it is loaded from."""
     for key, reference in _references(values).items():
         file = files.get(reference) or loading.file_of(reference)
         marks = _marks(reference, file)
@@ -159,6 +159,6 @@ def require_named(
         elif not marks & _known():
             raise ConfigError(
                 f"{folder} names code: {WORDS[key]}={reference}",
-                "you have not run it here before, and a folder from elsewhere may name any code",
-                f"Read {file or reference}; if you trust it: --trust-code (from Python, trust_code=True)",
+                "you have not run it here before, and a folder from someone else may name any code",
+                f"Read {file or reference}; if you trust it, use --trust-code (in Python: trust_code=True)",
             )

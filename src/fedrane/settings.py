@@ -1,7 +1,7 @@
-"""What a user asks for: a preset, a file and ``key=value`` words, each laid over the one before.
+"""Combines settings from a preset, a file and ``key=value`` words; each overrides the one before.
 
-Words are a set: their order does not matter, and a key that stands twice with two values is an error. Nothing that was
-asked for vanishes: what cannot be used is an error, or a :class:`Notice` where it came from a file or a preset.
+The order of words does not matter, and a key with two different values is an error. No setting is ignored silently: one
+that cannot be used is an error, or a :class:`Notice` if it comes from a file or a preset.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Settings = dict[str, Any]
 """An experiment's values by their dotted keys."""
 NAME, FIELD = "method.name", "method."
 WORD, PRESET = "", "preset="
-"""The source of what was set by a word; how that of a preset begins."""
+"""The source of a setting given as a word, and the prefix of a preset's source."""
 
 
 class Layer(NamedTuple):
-    """Settings, and where they come from: a file's name, a preset's, or :data:`WORD`."""
+    """Settings and their source: the name of a file or a preset, or :data:`WORD`."""
 
     source: str
     values: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Notice(NamedTuple):
 
 
 def as_messages(notices: Iterable[Notice]) -> list[str]:
-    """One line for all settings of one source that are not used for the same reason.
+    """Return one line per source and reason, for all settings that are not used.
 
     >>> as_messages([Notice("a.toml", "schedule.factor", 0.5, "that needs schedule.kind=step")])
     ['a.toml: schedule.factor=0.5 is not used: that needs schedule.kind=step']
@@ -53,11 +53,11 @@ def as_messages(notices: Iterable[Notice]) -> list[str]:
     ]
 
 
-# ---- forms of settings
+# ---- dotted and nested settings
 
 
 def dotted(values: Mapping[str, Any]) -> Settings:
-    """Nested values by their dotted keys.
+    """Return nested values by their dotted keys.
 
     >>> dotted({"lr": 0.1, "partition": {"alpha": 0.5}})
     {'lr': 0.1, 'partition.alpha': 0.5}
@@ -71,7 +71,7 @@ def dotted(values: Mapping[str, Any]) -> Settings:
 
 
 def flat(values: Mapping[str, Any]) -> Settings:
-    """Nested values by their dotted keys; a method's bare name is its ``method.name``."""
+    """Return nested values by their dotted keys; ``method = "…"`` becomes ``method.name``."""
     return {_canonical(key): value for key, value in dotted(values).items()}
 
 
@@ -81,31 +81,31 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> nested({"lr": 0.1, "partition.alpha": 0.5})
     {'lr': 0.1, 'partition': {'alpha': 0.5}}
     """
-    made: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for key, value in values.items():
         table, dot, name = key.partition(".")
         if not dot:
-            if isinstance(made.get(key), dict):
-                raise ConfigError(f"{key}={value}", "it is a table", f"Set its keys: {key}.NAME=…")
-            made[key] = value
-        elif isinstance(inner := made.setdefault(table, {}), dict):
+            if isinstance(tables.get(key), dict):
+                raise ConfigError(f"{key}={value}", f"{key} is a table", f"Set its keys: {key}.NAME=…")
+            tables[key] = value
+        elif isinstance(inner := tables.setdefault(table, {}), dict):
             inner[name] = value
         else:
-            raise ConfigError(f"{key!r} has a part too many", f"{table} is a value, not a table")
-    return made
+            raise ConfigError(f"unknown key {key!r}", f"{table} is a value, not a table")
+    return tables
 
 
 def parse(words: Iterable[str], example: str = "clients=10 or partition.alpha=0.1") -> dict[str, str]:
-    """``key=value`` words by their dotted keys."""
-    found: dict[str, str] = {}
+    """Return the values of ``key=value`` words by their dotted keys."""
+    values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value", remedy=f"Write for instance {example}")
         key = _canonical(key)
-        if found.setdefault(key, value) != value:
-            raise ConfigError(f"{key.removesuffix('.name')} is {found[key]} and {value}", "a key has one value")
-    return found
+        if values.setdefault(key, value) != value:
+            raise ConfigError(f"{key.removesuffix('.name')} is {values[key]} and {value}", "a key has one value")
+    return values
 
 
 def _canonical(key: str) -> str:
@@ -116,10 +116,10 @@ def _canonical(key: str) -> str:
 
 
 def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Notice]]:
-    """The layers laid over each other, the source of each value, and what of them is not used.
+    """Combine the layers. Return the settings, the source of each, and those that are not used.
 
-    A layer's fields are of the method that it names, or that is named below it. They go to another method of the same
-    class (an ablation), and to no other.
+    A layer's method fields belong to the method that it names, or that a layer below names. Another method uses them
+    only if it is of the same class (an ablation).
     """
     names = [str(layer.values[NAME]) for layer in layers if NAME in layer.values]
     chosen = names[-1] if names else "fedavg"
@@ -131,31 +131,31 @@ def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Not
         owner = str(mine.get(NAME, owner))
         kept = dict(mine)
         if owner and loading.absolute(owner) != loading.absolute(chosen) and source != WORD:
-            kept, lost = _for_another(mine, owner, chosen)
+            kept, unused = _for_another(mine, owner, chosen)
             why = f"meant for {owner}, and the method is {chosen}"
-            notices += [Notice(source, key, value, why) for key, value in lost.items()]
+            notices += [Notice(source, key, value, why) for key, value in unused.items()]
         values |= kept
         sources |= dict.fromkeys(kept, source)
     return {**values, NAME: chosen}, sources, notices
 
 
 def _for_another(mine: Mapping[str, Any], owner: str, chosen: str) -> tuple[Settings, Settings]:
-    """A layer's settings without those of its method that another has no use for; and those, but defaults."""
+    """Split a layer's settings into those that another method can use and those that it cannot, except defaults."""
     old, new = _find(owner), methods.find(chosen)
-    own = {key: value for key, value in mine.items() if key.startswith(FIELD) and key != NAME}
+    method_fields = {key: value for key, value in mine.items() if key.startswith(FIELD) and key != NAME}
     if old is not None and old.kind is new.kind:
-        # What makes an ablation one is said by the new name.
-        apart = {FIELD + name for name in (*old.preset, *new.preset)}
-        return {key: value for key, value in mine.items() if key not in apart}, {}
-    usual = {f"{FIELD}{name}": value for name, value in old.fields.items()} if old else {}
-    lost = {key: value for key, value in own.items() if key not in usual or usual[key] != value}
-    return {key: value for key, value in mine.items() if key not in own}, lost
+        # The new name defines the ablation, so the fields that define either of them are dropped.
+        ablated = {FIELD + name for name in (*old.preset, *new.preset)}
+        return {key: value for key, value in mine.items() if key not in ablated}, {}
+    defaults = {f"{FIELD}{name}": value for name, value in old.fields.items()} if old else {}
+    unused = {key: value for key, value in method_fields.items() if key not in defaults or defaults[key] != value}
+    return {key: value for key, value in mine.items() if key not in method_fields}, unused
 
 
 def _find(name: str) -> methods.Method | None:
     try:
         return methods.find(name)
-    except ConfigError:  # it may lie on another machine, and is not what is asked for
+    except ConfigError:  # its code may be on another machine, and it is not the method to run
         return None
 
 
@@ -163,57 +163,57 @@ def _find(name: str) -> methods.Method | None:
 
 
 def by_label(text: str, reserved: Iterable[str]) -> dict[str, str]:
-    """The methods of ``--methods`` by their labels: their names, or what is written before them.
+    """Return the methods of ``--methods`` by their labels: LABEL=NAME, or the name itself.
 
     >>> by_label("fedavg, weak=fedprox, strong=fedprox", ())
     {'fedavg': 'fedavg', 'weak': 'fedprox', 'strong': 'fedprox'}
     """
-    found: dict[str, str] = {}
+    method_of: dict[str, str] = {}
     for part in (part.strip() for part in text.split(",")):
         if not part:
             continue
         before, equals, after = part.partition("=")
-        has_label = bool(equals) and not re.search(r"[/\\]", before)  # the = of a path is none of ours
+        has_label = bool(equals) and not re.search(r"[/\\]", before)  # a path may contain "=" as well
         label, name = (before, after) if has_label else (part, part)
         if has_label and not re.fullmatch(r"[\w+-]+", label):
-            why = "a label is letters, digits, _, + and -"
+            why = "a label consists of letters, digits, _, + and -"
             raise ConfigError(f"the label {label!r} of {name}", why, f"Write for instance a={name}")
         if not name:
             raise ConfigError(f"--methods {part}", f"the label {label} has no method", f"Write {label}=NAME")
-        if label in found:
+        if label in method_of:
             raise ConfigError(
-                f"{label} stands twice in --methods",
-                "each line of the table needs a name of its own",
-                f"Give labels: --methods a={name},b={name}, and a.FIELD=value for a field of one",
+                f"{label} occurs twice in --methods",
+                "each line of the table needs a different name",
+                f"Give labels: --methods a={name},b={name}, and set a field of one with a.FIELD=value",
             )
         if label != name and (label in reserved or label in methods.known()):
             raise ConfigError(f"the label {label!r} of {name}", "it already names something else", "Choose another")
-        found[label] = name
-    return found
+        method_of[label] = name
+    return method_of
 
 
 def addressed(
     given: Mapping[str, str], labels: Mapping[str, str], keys: Iterable[str], others: Iterable[str] = ()
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """The words for all of several methods, and by label those for one alone.
+    """Split the settings into those for all methods and, by label, those for one method.
 
-    ``LABEL.NAME=value`` is a field of that method, or else one of the experiment's ``keys``. ``others`` are names that
-    are no settings, beside those of the methods.
+    ``LABEL.NAME=value`` sets a field of that method, or one of the experiment's ``keys``. ``others`` are further names,
+    beside those of the methods, that are not settings.
     """
     shared: dict[str, str] = {}
-    own: dict[str, dict[str, str]] = {label: {} for label in labels}
+    for_one: dict[str, dict[str, str]] = {label: {} for label in labels}
     known = {*methods.known(), *others}
     tables = {"method", *(key.partition(".")[0] for key in keys if "." in key)}
     for key, value in given.items():
         mine = max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
         if mine is not None:
             name = key.removeprefix(f"{mine}.")
-            own[mine][name if name not in _fields(labels[mine]) and name in keys else FIELD + name] = value
+            for_one[mine][name if name not in _fields(labels[mine]) and name in keys else FIELD + name] = value
         elif key.partition(".")[0] in known or loading.is_reference(key):
             raise ConfigError(
                 f"{key}={value}",
-                f"{key.rpartition('.')[0]} is not among the methods",
-                f"There are: {', '.join(labels)}",
+                f"{key.rpartition('.')[0]} is not one of the methods",
+                f"They are: {', '.join(labels)}",
             )
         elif "." in key and key.partition(".")[0] not in tables:
             raise ConfigError(f"unknown key '{key}'", remedy=nearest(key.partition(".")[0], [*labels, *sorted(tables)]))
@@ -221,19 +221,19 @@ def addressed(
             shared[key] = value
             if key.startswith(FIELD) and key != NAME:
                 _require_all(key, value, labels)
-    return shared, own
+    return shared, for_one
 
 
 def _require_all(key: str, value: str, labels: Mapping[str, str]) -> None:
     field = key.removeprefix(FIELD)
-    here = {label: name for label, name in labels.items() if _find(name)}
-    having = [label for label, name in here.items() if field in _fields(name)]
-    lacking = [label for label in here if label not in having]
+    available = {label: name for label, name in labels.items() if _find(name)}
+    having = [label for label, name in available.items() if field in _fields(name)]
+    lacking = [label for label in available if label not in having]
     if having and lacking:
         raise ConfigError(
             f"{key}={value}",
             f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no such field",
-            f"Set it where it is: {' '.join(f'{label}.{field}={value}' for label in having)}",
+            f"Set it only for the others: {' '.join(f'{label}.{field}={value}' for label in having)}",
         )
 
 
@@ -242,10 +242,10 @@ def _fields(name: str) -> list[str]:
     return [f.name for f in fields(method.kind)] if method else []
 
 
-def unknown_field(field: str, name: str, kind: type[Algorithm]) -> ConfigError:
-    """That a method has no such field: which others have, and which it has."""
-    own = [f"{FIELD}{f.name}" for f in fields(kind)]
+def unknown_field(field: str, name: str, method_class: type[Algorithm]) -> ConfigError:
+    """Return the error for a field that a method does not have; it lists the methods that do."""
+    known = [f"{FIELD}{f.name}" for f in fields(method_class)]
     having = [other for other, method in methods.METHODS.items() if field in {f.name for f in fields(method.kind)}]
     elsewhere = f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
-    remedy = nearest(FIELD + field, own) if own else "It takes none"
+    remedy = nearest(FIELD + field, known) if known else "It has no fields"
     return ConfigError(f"unknown key '{FIELD}{field}'", f"{name} has no such field{elsewhere}", remedy)

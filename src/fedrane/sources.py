@@ -1,4 +1,4 @@
-"""What an experiment's inputs hold: two runs of the same words are the same only if these have not changed between."""
+"""Digests of an experiment's inputs: two runs with the same settings are the same only if these did not change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedrane.experiment import Experiment
 from fedrane.task import Task
 
 LENGTH = 12
-"""Digits of a digest."""
+"""Hex digits of a digest."""
 
 
 def own_files(experiment: Experiment) -> dict[str, Path]:
-    """The files and folders of the user's that an experiment names, by its dotted keys."""
+    """Return the user's files and folders that an experiment names, by dotted key."""
     code = {"method.name": experiment.method_name, "model": experiment.model}
     named = {key: file for key, name in code.items() if (file := name.rpartition(":")[0]).endswith(".py")}
     if experiment.dataset not in catalogue.NAMES:
@@ -33,19 +33,19 @@ def own_files(experiment: Experiment) -> dict[str, Path]:
 
 
 def contents(experiment: Experiment) -> dict[str, str]:
-    """A digest of each of them."""
+    """Return a digest of each file and folder that an experiment names, by dotted key."""
     return {key: digest(path) for key, path in own_files(experiment).items()}
 
 
 def digest(path: Path) -> str:
-    """Of a file or a folder as it is now."""
-    about = path.stat()
-    return _digest(path.resolve(), about.st_mtime_ns, about.st_size)
+    """Return the digest of the current content of a file or folder."""
+    stat = path.stat()
+    return _digest(path.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 @cache
 def _digest(path: Path, changed: int, size: int) -> str:
-    """Of a file's bytes, or of all names and bytes in a folder; ``changed`` and ``size`` say which bytes were read."""
+    """Return the digest of a file, or of all names and files in a folder; ``changed`` and ``size`` key the cache."""
     if path.is_file():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:LENGTH]
@@ -56,36 +56,35 @@ def _digest(path: Path, changed: int, size: int) -> str:
     return whole.hexdigest()[:LENGTH]
 
 
-# ---- of what was read from them, or handed over from Python
+# ---- digests of loaded objects, and of those passed from Python
 
 
 def of_dataset(rows: Dataset) -> str:
-    """Of the examples, labels and classes, wherever they come from; files that hold the same have the same."""
+    """Return the digest of the examples, labels and classes; it does not depend on how they are stored."""
     arrays = {"x": rows.x, "y": rows.y, "x_test": rows.x_test, "y_test": rows.y_test, "client": rows.client}
-    found = {name: array for name, array in arrays.items() if array is not None}
-    return _of_arrays([*rows.classes], found)
+    return _of_arrays([*rows.classes], {name: array for name, array in arrays.items() if array is not None})
 
 
 def of_normalisation(rows: Dataset) -> str:
-    """Of the means and deviations by which inputs are scaled, which a dataset that is handed over may have of any kind.
+    """Return the digest of the normalisation constants, which may be anything for a dataset passed from Python.
 
-    To nine digits: the last bits of those that are computed from the rows may differ from machine to machine.
+    They are rounded to nine digits: if they are computed from the data, the last bits may differ between machines.
     """
     return _of_arrays([f"{value:.9g}" for value in (*rows.mean, *rows.std)], {})
 
 
 def of_network(task: Task) -> str:
-    """Of a network's layers, and of its constants, which no checkpoint holds; not of the code in ``forward``."""
+    """Return the digest of a network's layers and constants (no checkpoint has these); not of its ``forward`` code."""
     layers = [f"{part} {module!r}" for part, module in task.parts.items()]
     shapes = [f"{part}.{n} {tuple(t.shape)}" for part, m in task.parts.items() for n, t in m.state_dict().items()]
     held = {f"{part}.{n}": t for part, m in task.parts.items() for n, t in m.named_buffers() if not task.is_stat(n)}
-    # As float32, so that a model that is loaded to predict is the one that was trained in another precision.
+    # As float32, so that a model trained in another precision has the same digest when it is loaded to predict.
     plain = {name: t.float() if t.is_floating_point() else t for name, t in held.items()}
     return _of_tensors([*layers, *shapes], plain)
 
 
 def of_weights(network: nn.Module) -> str:
-    """Of the weights that a network starts from."""
+    """Return the digest of a network's initial weights."""
     return _of_tensors([], network.state_dict())
 
 
@@ -103,5 +102,5 @@ def _of_arrays(words: Iterable[str], arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The keys whose digests differ; what was not recorded then cannot be compared."""
-    return [key for key, found in now.items() if then.get(key, found) != found]
+    """Return the keys whose digests differ; a key that was not recorded before is not compared."""
+    return [key for key, digest in now.items() if then.get(key, digest) != digest]

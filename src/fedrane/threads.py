@@ -1,7 +1,7 @@
-"""How many threads an operation is spread over.
+"""The number of threads of an operation.
 
-Small operations gain nothing from a second thread, and where other processes want the cores each operation waits until
-all its threads have had their turn: a run then takes many times as long (docs/performance.md).
+Small operations gain nothing from a second thread. If other processes use the cores, each operation also waits for its
+slowest thread, and a run takes many times as long (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-MOST = 1024
-"""More can be asked for by mistake alone, and the system's answer to that is to end the process."""
+MAX_THREADS = 1024
+"""Larger values are mistakes, and the system would kill the process."""
 
 
 @contextmanager
 def limited(number: int) -> Iterator[int]:
-    """Operations of torch, and of other libraries' linear algebra and loops, on so many threads; then as before.
+    """Limit torch, BLAS and OpenMP to this number of threads inside the context.
 
-    Gives the number of before: what the caller, ``OMP_NUM_THREADS`` or else the machine says.
+    Yields the number from before: set by the caller, by ``OMP_NUM_THREADS`` or by the machine.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -33,5 +33,5 @@ def limited(number: int) -> Iterator[int]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""The time of rounds, without the start of the process that ran them.
+"""The time of rounds without the warm-up of the process.
 
-The first round of a process also pays for imports, thread pools and compilation: in a comparison the first method would
-pay for all. What it took beyond the usual time of as many rows is its warm-up.
+The first round of a process includes imports, thread pools and compilation. In a comparison, the first method would pay
+for all of them. Warm-up is the time beyond what the same number of examples takes in other rounds.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 WARMUP = "warmup"
-"""The entry of a record that marks a round as the first that its process has trained."""
+"""The entry of a record that marks the first round trained by its process."""
 Records = Sequence[dict[str, Any]]
 
 
 def starts(record: dict[str, Any]) -> bool:
-    """Whether a process began with it; in folders from before it was recorded, round 1 did."""
+    """Whether this is the first round of a process; round 1 is, in older folders that did not record it."""
     return bool(record.get(WARMUP, record["round"] == 1))
 
 
 def clean(history: Records, rounds: int) -> list[dict[str, Any]]:
-    """The rounds of training with nothing else in them; what a finale does is no measure for others."""
+    """Return the training rounds without warm-up and without the post-training stage."""
     return [r for r in history if r.get("cohort") and r["round"] <= rounds and not starts(r)]
 
 
 def training(history: Records, rounds: int) -> list[float]:
-    """Seconds of training in each round, without warm-up, of an experiment of so many rounds; as they were measured
-    where there is no other round to compare with."""
+    """Return the training seconds of each round without warm-up, or as measured if no other round is available."""
     usual = [_seconds(r) / _rows(r) for r in clean(history, rounds)]
     if not usual:
         return [_seconds(r) for r in history]
@@ -40,7 +39,7 @@ def warmup(history: Records, rounds: int) -> float:
 
 
 def speed(history: Records, rounds: int) -> float:
-    """Training rows a second: the median over clean rounds, or over all where there is none."""
+    """Return training examples per second: the median over clean rounds, or over all if there are none."""
     rated = clean(history, rounds) or [r for r in history if r.get("cohort")]
     return statistics.median(r.get("samples_per_second") or 0.0 for r in rated) if rated else 0.0
 

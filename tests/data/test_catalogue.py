@@ -56,16 +56,16 @@ def test_emnist_letters_are_turned_upright_and_counted_from_nought(tmp_path):
     assert data.y.tolist() == [0, 25]
     assert (len(data.classes), data.classes[0], data.classes[25]) == (26, "a", "z")
     idx_file(tmp_path / "EMNIST" / "raw" / "emnist-letters-test-labels-idx1-ubyte.gz", [0, 26])
-    with pytest.raises(DataError, match=r"emnist-letters-test-labels-idx1-ubyte.gz holds labels from 0 to 26"):
+    with pytest.raises(DataError, match=r"emnist-letters-test-labels-idx1-ubyte.gz has labels from 0 to 26"):
         catalogue.load("emnist-letters", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"labels": (1, 10)}, "train-labels-idx1-ubyte.gz holds labels from 1 to 10"),
-        ({"labels": (1, 2, 3)}, "holds 2 images but"),
-        ({"images": np.zeros((2, 28, 27))}, "train-images-idx3-ubyte.gz holds images of"),
+        ({"labels": (1, 10)}, "train-labels-idx1-ubyte.gz has labels from 1 to 10"),
+        ({"labels": (1, 2, 3)}, "has 2 images but"),
+        ({"images": np.zeros((2, 28, 27))}, "train-images-idx3-ubyte.gz has images of"),
     ],
     ids=["label", "count", "size"],
 )

@@ -79,7 +79,7 @@ def test_a_header_cannot_claim_memory(tmp_path):
     message = refused(tmp_path / "images", claim + b"few")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert "holds 3 bytes" in message
+    assert "has 3 bytes" in message
     assert peak < 5_000_000
 
 

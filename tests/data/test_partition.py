@@ -166,7 +166,7 @@ def test_shards_that_fit_the_classes_give_each_client_two_of_them_at_most() -> N
 
 
 def test_more_shards_than_rows_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"200 shards .* of 100 rows.*partition\.shards=10 or less"):
+    with pytest.raises(DataError, match=r"200 shards .* of 100 examples.*partition\.shards=10 or less"):
         partition(labels(100, 2), 2, 10, Partitioning("shards", shards=20), 0)
 
 
@@ -201,7 +201,7 @@ def test_more_clients_than_rows_allow_is_one_clear_error(kind: str) -> None:
 
 @pytest.mark.parametrize("clients", [0, -1])
 def test_the_number_of_clients_is_needed(clients: int) -> None:
-    with pytest.raises(DataError, match="such as clients=20"):
+    with pytest.raises(DataError, match="for instance clients=20"):
         partition(labels(99, 3), 3, clients, Partitioning(), 0)
 
 
@@ -219,9 +219,9 @@ def test_natural_errors() -> None:
     owner = np.array([0, 0, 1, 1, 7])
     with pytest.raises(DataError, match=r"has 3 clients, but clients=4.*Use clients=3"):
         partition(labels(5, 2), 2, 4, NATURAL, 0, owner)
-    with pytest.raises(DataError, match=r"^client 7 has only 1 row"):
+    with pytest.raises(DataError, match=r"^client 7 has only 1 example"):
         partition(labels(5, 2), 2, 0, NATURAL, 0, owner)
-    with pytest.raises(DataError, match=r"^client 3 \(and 1 more\) has only 1 row"):
+    with pytest.raises(DataError, match=r"^client 3 \(and 1 more\) has only 1 example"):
         partition(labels(4, 2), 2, 0, NATURAL, 0, np.array([0, 0, 3, 4]))
     with pytest.raises(DataError, match=r"names no clients.*partition\.kind=dirichlet"):
         partition(labels(5, 2), 2, 0, NATURAL, 0)
@@ -298,7 +298,7 @@ def test_clients_of_one_size_split_differently() -> None:
 
 
 def test_split_errors() -> None:
-    with pytest.raises(DataError, match=r"client 0 holds 1 row.*partition\.minimum=2"):
+    with pytest.raises(DataError, match=r"client 0 has 1 example.*partition\.minimum=2"):
         split(one_client(1), 0)
     with pytest.raises(ConfigError, match=r"partition\.test=1\.5"):
         split(one_client(9), 0, test=1.5)
@@ -351,7 +351,7 @@ def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
 
 
 def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
-    with pytest.raises(DataError, match=r"300 rows \(dataset=digits, seed=0\).*has 301: the file belongs to another"):
+    with pytest.raises(DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"):
         load(saved[1], rows=301)
 
 

@@ -86,7 +86,7 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["--seeds", "0"], ["--seeds"]),
         (["--methods", "local", "fedavg.glide=1"], ["fedavg is not among the methods", "local"]),
         (["--methods", "fedavg,fedprox", "method.strength=1"], ["fedavg has no such field", "fedprox.strength=1"]),
-        (["--methods", "fedprox,fedprox"], ["fedprox stands twice", "a=fedprox,b=fedprox"]),
+        (["--methods", "fedprox,fedprox"], ["fedprox occurs twice", "a=fedprox,b=fedprox"]),
         (["--methods", "a=fedprox,b=fedprox"], ["a and b are the same experiment", "b.FIELD=value"]),
         (["--methods", "a=fedprox,b=fedavg", "a.clients=3"], ["a.clients=3", "same rows"]),
         (["--methods", "a=fedprox,b=fedavg", "a.partition.alpha=3"], ["a.partition.alpha=3", "same rows"]),

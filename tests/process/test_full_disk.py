@@ -23,7 +23,7 @@ def complains(ended: Ended, path: Path | str) -> None:
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("error:")
     assert str(path) in ended.stderr
-    assert "no room" in ended.stderr
+    assert "no space left" in ended.stderr
 
 
 @pytest.fixture

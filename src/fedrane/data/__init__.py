@@ -1,4 +1,4 @@
-"""The data: datasets known by name, and users' own."""
+"""Datasets: the ones known by name, and the user's own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Dataset", "from_folder", "from_npz", "from_torch", "load"]
 
 
 def load(source: str, root: str | Path | None = None, image_size: int = 0) -> Dataset:
-    """A known dataset by its name, or a user's own by its path: a ``.npz`` file or a folder of images."""
+    """Load a known dataset by its name, or the user's own from a ``.npz`` file or a folder of images."""
     path = Path(source).expanduser()
     is_folder = source not in catalogue.NAMES and path.suffix != ".npz" and path.is_dir()
     if image_size and not is_folder:
         raise DataError(
-            f"image_size is {image_size} for {source}", "only the images of a folder are resized", "Leave it 0"
+            f"image_size is {image_size} for {source}", "only images in a folder are resized", "Leave image_size at 0"
         )
     if source in catalogue.NAMES:
         return catalogue.load(source, catalogue.data_root(root))

@@ -1,7 +1,7 @@
 """Augmentation of training inputs: random crops, horizontal flips and mixup, the same for every method and engine.
 
-Everything is drawn on the device from the batch's key and an example's position in its batch, so every engine, and a
-resumed run, sees the same inputs. Evaluation, prediction and stages that only measure see the examples as they are.
+Everything is drawn on the device from the batch's key and an example's position in its batch, so every engine and
+every resumed run sees the same inputs. Evaluation, prediction and stages that only measure are never augmented.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fedrane.data.noise import uniform
 from fedrane.errors import ConfigError
 
 ROWS, COLUMNS, MIRROR, PARTNER, WEIGHT = range(1 << 20, (1 << 20) + 5)
-"""The streams of a batch's key that augmentation draws from: far above those of dropout layers."""
+"""The random streams of a batch's key used here; dropout layers use small numbers, far below these."""
 QUANTILES = 4096
-"""Steps of the table from which a mixing weight is interpolated."""
+"""Intervals of the table from which a mixing weight is interpolated."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training inputs; by default nothing."""
+    """The augmentations of training inputs; none by default."""
 
     crop: int = 0
-    """Pad images with so many black pixels on each side, and cut a random window of the old size out."""
+    """Pad images with this many black pixels on each side, then crop a random window of the original size."""
     flip: bool = False
-    """Mirror every other image, on average, left to right."""
+    """Flip each image left to right with probability 1/2."""
     mixup: float = 0.0
-    """Mix each example with another one of its batch by a weight drawn from Beta(mixup, mixup); 1 is uniform, 0 off."""
+    """Mix each example with another of its batch, with a weight from Beta(mixup, mixup); 1 is uniform, 0 is off."""
 
     def __post_init__(self) -> None:
         if self.crop < 0:
@@ -43,25 +43,25 @@ class Augmentation:
             )
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Whether it can be done to inputs of this shape."""
+        """Raise an error if these augmentations do not work on inputs of this shape."""
         images = len(shape) == 3
         for key, asked in (("crop", self.crop), ("flip", self.flip)):
             if asked and not images:
                 raise ConfigError(
                     f"augment.{key} on inputs of shape {shape}",
                     "they are not images",
-                    "Leave it out; augment.mixup works on any inputs",
+                    "Leave it out; augment.mixup works on all inputs",
                 )
         if images and self.crop >= min(shape[1:]):
             raise ConfigError(
                 f"augment.crop={self.crop} on images of {shape[1]} × {shape[2]}",
-                "some windows would hold nothing of the image",
-                "Use a smaller one, for instance an eighth of the side",
+                "some crops would contain nothing of the image",
+                "Use a smaller value, for instance an eighth of the side",
             )
 
 
 class Mixed(NamedTuple):
-    """The other example in each mixed one: its label, and its part, between 0 and 1."""
+    """For each mixed example, the label of its partner and the partner's weight, between 0 and 1."""
 
     y: Tensor
     weight: Tensor
@@ -69,18 +69,18 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Augmenter:
-    """An augmentation ready on a device; inputs may have any leading dimensions before that of the batch."""
+    """Augments batches on a device; inputs may have extra leading dimensions before the batch dimension."""
 
     how: Augmentation
     weights: Tensor
-    """Quantiles of the mixing weight's distribution."""
+    """Quantiles of the distribution of the mixing weight."""
 
     @classmethod
     def of(cls, how: Augmentation, device: torch.device, dtype: torch.dtype) -> Augmenter:
         steps = torch.linspace(0, 1, QUANTILES + 1, dtype=torch.float64)
-        # Of a uniform weight the quantiles are the steps themselves, to the last bit.
-        found = steps if how.mixup in (0, 1) else torch.from_numpy(betaincinv(how.mixup, how.mixup, steps.numpy()))
-        return cls(how, found.to(device=device, dtype=dtype))
+        # The quantiles of a uniform weight are the steps themselves, to the last bit.
+        weights = steps if how.mixup in (0, 1) else torch.from_numpy(betaincinv(how.mixup, how.mixup, steps.numpy()))
+        return cls(how, weights.to(device=device, dtype=dtype))
 
     @property
     def moves(self) -> bool:
@@ -91,7 +91,7 @@ class Augmenter:
         return self.how.mixup > 0
 
     def move(self, x: Tensor, examples: Tensor, key: Tensor) -> Tensor:
-        """The images of these examples, of all those in ``x``, shifted and mirrored at random."""
+        """Return the images ``x[examples]``, randomly shifted and flipped."""
         channels, height, width = x.shape[1:]
         rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
         position = torch.arange(examples.shape[-1], device=x.device)
@@ -113,11 +113,11 @@ class Augmenter:
         return torch.where(inside, moved, 0)
 
     def _shift(self, chance: Tensor) -> Tensor:
-        """A whole number from −crop to crop, each as likely."""
+        """Map a uniform number to an integer from −crop to crop, all equally likely."""
         return (chance * (2 * self.how.crop + 1)).long() - self.how.crop
 
     def mix(self, x: Tensor, y: Tensor, mask: Tensor, key: Tensor) -> tuple[Tensor, Mixed]:
-        """Each example mixed with another; padding is nobody's partner, and an example alone stays as it is."""
+        """Mix each example with another; padding is never a partner, and a single example is not changed."""
         position = torch.arange(y.shape[-1], device=x.device).expand(y.shape)
         chance = torch.where(mask, uniform(key[..., None], PARTNER, position), 2.0)
         order = chance.argsort(dim=-1, stable=True)  # a random order of the examples, padding last
@@ -126,16 +126,16 @@ class Augmenter:
         starts = torch.arange(y[..., 0].numel(), device=x.device).reshape(*y.shape[:-1], 1) * y.shape[-1]
         flat = (partner + starts).flatten()
         inputs = x.reshape(-1, *x.shape[y.dim() :])[flat].reshape(x.shape)
-        # In this form an example that is its own partner stays as it is, to the last bit.
+        # Written so that an example that is its own partner is not changed, to the last bit.
         mixed = x + weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * (inputs - x)
         return mixed, Mixed(y.flatten()[flat].reshape(y.shape), weight[..., None].expand(y.shape))
 
     def _weight(self, chance: Tensor) -> Tensor:
-        place = chance.to(self.weights.dtype) * QUANTILES
-        below = place.long()  # chance is below 1
+        position = chance.to(self.weights.dtype) * QUANTILES
+        below = position.long()  # chance is below 1
         low, high = self.weights[below], self.weights[below + 1]
-        return low + (place - below) * (high - low)
+        return low + (position - below) * (high - low)
 
 
-def _within(place: Tensor, side: int) -> Tensor:
-    return (place >= 0) & (place < side)
+def _within(position: Tensor, side: int) -> Tensor:
+    return (position >= 0) & (position < side)

@@ -1,6 +1,6 @@
-"""The datasets known by name: what they are, where their files lie, and how they are read.
+"""The datasets known by name: their properties, where their files are, and how to read them.
 
-Files lie as torchvision lays them, so a folder filled by either serves both; those already there are taken as they are.
+Files use torchvision's layout, so both libraries can share a folder. Files that are already there are not changed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fedrane.errors import DataError, nearest
 Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 DIGITS = "digits"
-"""Comes with scikit-learn, so that something can be tried before anything is downloaded."""
+"""Comes with scikit-learn, so it works without a download."""
 
 SYSTEM: Mapping[str, Path] = {"fmnist": Path("/usr/share/datasets/fashion-mnist")}
-"""Where a package of the operating system puts a dataset."""
+"""Where a package of the operating system installs a dataset."""
 
 _PACKAGES = {"fmnist": "dataset-fashion-mnist"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known(ABC):
-    """A dataset kept in files."""
+    """A dataset stored in files."""
 
     folder: str
-    """Below the data root."""
+    """Relative to the data root."""
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     classes: tuple[str, ...]
@@ -46,27 +46,27 @@ class Known(ABC):
 
     @abstractmethod
     def locate(self, folder: Path, name: str) -> Path | None:
-        """One of the files, if it is there."""
+        """Return the path of one of the files, or None if it is missing."""
 
     @abstractmethod
     def rows(self, folder: Path, files: tuple[str, ...], remedy: str) -> Rows:
-        """Images and labels in some of the files."""
+        """Read the images and labels of some of the files."""
 
     def names(self, folder: Path, remedy: str) -> tuple[str, ...]:
-        """Of the classes."""
+        """Return the names of the classes."""
         return self.classes
 
     def missing(self, folder: Path) -> list[str]:
-        """The files not there."""
+        """Return the files that are missing."""
         return [name for name in (*self.train_files, *self.test_files) if not self.locate(folder, name)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownIdx(Known):
-    """Kept as a file of images and one of labels, plain or compressed."""
+    """A dataset stored as a file of images and one of labels, plain or compressed."""
 
     first_label: int = 0
-    """What the files call the first class."""
+    """The number of the first class in the files."""
     transposed: bool = False
     """Images are stored column by column."""
 
@@ -77,14 +77,14 @@ class KnownIdx(Known):
         images, labels = (self.locate(folder, name) or folder / name for name in files)
         x, y = idx.read(images, 3, remedy), idx.read(labels, 1, remedy).astype(np.int64)
         if x.shape[1:] != self.shape[1:]:
-            raise DataError(f"{images} holds images of {x.shape[1:]}", f"they should be of {self.shape[1:]}", remedy)
+            raise DataError(f"{images} has images of {x.shape[1:]}", f"they should be {self.shape[1:]}", remedy)
         if len(x) != len(y):
-            raise DataError(f"{images} holds {len(x)} images but {labels} holds {len(y)} labels", "", remedy)
+            raise DataError(f"{images} has {len(x)} images but {labels} has {len(y)} labels", "", remedy)
         last_label = self.first_label + len(self.classes) - 1
         if len(y) and (y.min() < self.first_label or y.max() > last_label):
             raise DataError(
-                f"{labels} holds labels from {y.min()} to {y.max()}",
-                f"the classes are counted from {self.first_label} to {last_label}",
+                f"{labels} has labels from {y.min()} to {y.max()}",
+                f"the classes are numbered from {self.first_label} to {last_label}",
                 remedy,
             )
         upright = np.ascontiguousarray(x.swapaxes(1, 2)) if self.transposed else x
@@ -93,10 +93,10 @@ class KnownIdx(Known):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCifar(Known):
-    """Kept as pickled batches of images with their labels."""
+    """A dataset stored as pickled batches of images with their labels."""
 
     labels: str
-    """What the batches call them."""
+    """The key of the labels in a batch."""
     names_file: str
     names_key: str
 
@@ -185,36 +185,36 @@ NAMES = (DIGITS, *KNOWN)
 
 @dataclass(frozen=True)
 class Status:
-    """What there is to say of a dataset without reading it."""
+    """What is known about a dataset without reading it."""
 
     name: str
     ready: bool
     where: str
-    """Its folder, "embedded", or the folder where it is sought first."""
+    """Its folder, "embedded", or the folder that is searched first."""
     classes: int
     shape: tuple[int, ...]
     train: int
     test: int
     how: str
-    """To get it."""
+    """How to get it."""
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """The folder of all datasets: the one given, else $FEDRANE_DATA, else one in the user's cache."""
+    """Return the folder of all datasets: the given one, else $FEDRANE_DATA, else one in the user's cache."""
     if root := given or os.environ.get("FEDRANE_DATA"):
         return Path(root).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedrane"
 
 
 def known(name: str) -> Known:
-    """What is known of a dataset kept in files."""
+    """Return the catalogue entry of a dataset stored in files."""
     if name not in KNOWN:
         raise DataError(f"no dataset is called {name!r}", "", nearest(name, NAMES))
     return KNOWN[name]
 
 
 def find(name: str, root: Path) -> Path | None:
-    """The folder that holds every file of a dataset."""
+    """Return the folder that has every file of a dataset, or None."""
     return next((folder for folder in _folders(name, root) if not known(name).missing(folder)), None)
 
 
@@ -226,10 +226,10 @@ def load(name: str, root: Path | None = None) -> Dataset:
     folder = find(name, root)
     if folder is None:
         looked = " and ".join(
-            f"{place} (no {', '.join(entry.missing(place))})" if place.is_dir() else f"{place} (no such folder)"
-            for place in _folders(name, root)
+            f"{path} (no {', '.join(entry.missing(path))})" if path.is_dir() else f"{path} (no such folder)"
+            for path in _folders(name, root)
         )
-        raise DataError(f"{name} is not here: looked in {looked}", "", f"Get it with {_how(name)}")
+        raise DataError(f"{name} is missing: looked in {looked}", "", f"Get it with {_how(name)}")
     remedy = f"Delete the file and run `fedrane data get {name}`"
     x, y = entry.rows(folder, entry.train_files, remedy)
     x_test, y_test = entry.rows(folder, entry.test_files, remedy)
@@ -237,9 +237,9 @@ def load(name: str, root: Path | None = None) -> Dataset:
 
 
 def status(root: Path | None = None) -> list[Status]:
-    """Every known dataset, and whether it is there."""
+    """Return every known dataset and whether its files are there."""
     root = data_root(root)
-    listed = [Status(DIGITS, True, "embedded", 10, (1, 8, 8), 1438, 359, "nothing to get: it comes with scikit-learn")]
+    listed = [Status(DIGITS, True, "embedded", 10, (1, 8, 8), 1438, 359, "nothing to do: it comes with scikit-learn")]
     for name, entry in KNOWN.items():
         folder = find(name, root)
         where = str(folder or root / entry.folder)
@@ -258,7 +258,7 @@ def _how(name: str) -> str:
 
 
 def _digits() -> Dataset:
-    from sklearn.datasets import load_digits  # takes a second to import, which the other datasets need not wait for
+    from sklearn.datasets import load_digits  # the import takes a second; only this dataset needs it
 
     flat, labels = load_digits(return_X_y=True)
     x = np.rint(flat * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)

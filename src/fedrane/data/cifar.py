@@ -1,9 +1,9 @@
-"""CIFAR-10 and CIFAR-100 as their Python archives store them: pickles, which are read here without being run.
+"""Reads the pickles of CIFAR-10 and CIFAR-100 without running them.
 
-A pickle is a program for a small stack machine, and one of its instructions calls any function of any module. So it is
-not handed to ``pickle`` but interpreted here, by the few instructions that such files consist of; functions are only
-names, and the four that such files name stand for fixed, harmless steps. Both forms are read: the originals, written by
-Python 2 (text and pixels are byte strings), and files written anew by Python 3 (pixels are text that is encoded back).
+A pickle is a program for a small stack machine, and one of its instructions calls any function of any module. So
+``pickle`` is not used. This interpreter knows only the few instructions in such files. Functions are just names, and
+the four that occur stand for fixed, harmless steps. It reads the original files, written by Python 2 (text and pixels
+are byte strings), and files rewritten by Python 3 (pixels are text that is encoded back).
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 
 def read(path: Path, key: str, classes: int, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (rows, 3, 32, 32) and labels of one batch; the labels lie under ``key``."""
+    """Return the images (examples, 3, 32, 32) and labels of one batch; ``key`` is the key of the labels."""
     batch = _dictionary(path, remedy)
     data, labels = batch.get("data"), batch.get(key)
     if not isinstance(data, _Array) or data.value is None or data.value.shape[1] != _PIXELS:
-        raise DataError(f"{path} has no images", f"'data' must be an array of rows of {_PIXELS} bytes", remedy)
+        raise DataError(f"{path} has no images", f"'data' must be an array with {_PIXELS} bytes per image", remedy)
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
         raise DataError(f"{path} has no valid labels", f"{key!r} must be a list of integers below {classes}", remedy)
     if len(labels) != len(data.value):
-        raise DataError(f"{path} holds {len(data.value)} images but {len(labels)} labels", "", remedy)
+        raise DataError(f"{path} has {len(data.value)} images but {len(labels)} labels", "", remedy)
     return data.value.reshape(-1, 3, _SIDE, _SIDE), np.array(labels, dtype=np.int64)
 
 
 def names(path: Path, key: str, classes: int, remedy: str) -> tuple[str, ...]:
-    """The names of the classes, from a dataset's file of such."""
+    """Return the class names from a dataset's file of names."""
     listed = _dictionary(path, remedy).get(key)
     if not isinstance(listed, list) or not all(type(name) is str for name in listed) or len(listed) != classes:
-        raise DataError(f"{path} has no names of classes", f"{key!r} must be a list of {classes} names", remedy)
+        raise DataError(f"{path} has no class names", f"{key!r} must be a list of {classes} names", remedy)
     return tuple(listed)
 
 
 def _dictionary(path: Path, remedy: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # the parser warns of names that no whole file holds
+            warnings.simplefilter("error")  # the parser warns about names that no intact file contains
             content = _interpret(path.read_bytes())
     except _Refused as refused:
         raise DataError(
             f"{path} refused: the file asks for {refused}",
-            "a CIFAR file holds an array of bytes, lists, numbers and text, and nothing in it is ever run",
+            "a CIFAR file contains an array of bytes, lists, numbers and text, and nothing in it is ever executed",
             remedy,
         ) from refused
     except (OSError, ValueError, LookupError, Warning) as error:
         reason = "an instruction lacks its operand" if isinstance(error, LookupError) else error
         raise DataError(f"{path} cannot be read: {reason}", "", remedy) from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}", "a CIFAR file holds a dictionary", remedy)
+        raise DataError(f"{path} contains a {type(content).__name__}", "a CIFAR file contains a dictionary", remedy)
     return content
 
 
 class _Refused(Exception):  # noqa: N818 — never seen outside this module
-    """What no CIFAR file asks for."""
+    """The file asks for something that no CIFAR file needs."""
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A function or type that the file names; never looked up."""
+    """A function or type named in the file; it is never looked up."""
 
     name: str
 
 
 @dataclass
 class _Array:
-    """An array of bytes, empty between the two instructions that make it."""
+    """An array of bytes; None between the two instructions that create and fill it."""
 
     value: NDArray[np.uint8] | None = None
 
@@ -87,7 +87,10 @@ _BYTE = _Name("dtype u1")
 
 
 def _interpret(pickled: bytes) -> Any:
-    """The object that a pickle describes. ValueError and LookupError: it is broken; _Refused: it is something else."""
+    """Return the object in a pickle.
+
+    Raises ValueError or LookupError if it is broken, and _Refused if it asks for something no CIFAR file needs.
+    """
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -98,7 +101,7 @@ def _interpret(pickled: bytes) -> Any:
         del stack[start:]
         return items
 
-    argument: Any  # what an instruction carries: its kind follows from the instruction
+    argument: Any  # its type depends on the instruction
     for opcode, argument, _ in pickletools.genops(pickled):
         match opcode.name:
             case "PROTO":
@@ -112,7 +115,7 @@ def _interpret(pickled: bytes) -> Any:
             case "NEWTRUE" | "NEWFALSE":
                 stack.append(opcode.name == "NEWTRUE")
             case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINUNICODE" | "BINSTRING" | "SHORT_BINSTRING":
-                stack.append(argument)  # byte strings come from the parser as text, one character for a byte
+                stack.append(argument)  # the parser returns byte strings as text, one character per byte
             case "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
             case "BINGET" | "LONG_BINGET":
@@ -147,21 +150,21 @@ def _interpret(pickled: bytes) -> Any:
                 state = stack.pop()
                 if isinstance(stack[-1], _Array):
                     stack[-1].value = _filled(state)
-                elif stack[-1] != _BYTE:  # whose state says nothing more of a byte
-                    raise ValueError("a state is given to what has none")
+                elif stack[-1] != _BYTE:  # the state of a byte dtype carries no information
+                    raise ValueError("a state is set on something that has none")
             case other:
                 raise _Refused(_dotted(argument) if other == "INST" else f"the pickle instruction {other}")
     raise ValueError("it has no end")
 
 
-def _target(stack: list[Any], kind: type) -> Any:
-    if not stack or type(stack[-1]) is not kind:
-        raise ValueError(f"items are added to what is no {kind.__name__}")
+def _target(stack: list[Any], cls: type) -> Any:
+    if not stack or type(stack[-1]) is not cls:
+        raise ValueError(f"items are added to something that is not a {cls.__name__}")
     return stack[-1]
 
 
 def _set_items(target: dict[str, Any], items: list[Any]) -> None:
-    # Text alone may be a key: the hash of a nest of tuples can take for ever.
+    # Only text may be a key: hashing deeply nested tuples can take forever.
     if not all(type(key) is str for key in items[::2]):
         raise ValueError("a key is not text")
     target.update(zip(items[::2], items[1::2], strict=True))
@@ -179,13 +182,13 @@ def _admitted(name: _Name) -> _Name:
 
 def _call(function: Any, arguments: Any) -> Any:
     if not isinstance(function, _Name):
-        raise ValueError("a call of what is no function")
+        raise ValueError("something that is not a function is called")
     match arguments:
-        case (kind, *_) if function in _EMPTY_ARRAY and kind == _NDARRAY:
+        case (cls, *_) if function in _EMPTY_ARRAY and cls == _NDARRAY:
             return _Array()
-        case (str(kind), *_) if function == _DTYPE:
-            if kind != "u1":
-                raise _Refused(f"an array of type {kind[:20]!r}")
+        case (str(dtype), *_) if function == _DTYPE:
+            if dtype != "u1":
+                raise _Refused(f"an array of type {dtype[:20]!r}")
             return _BYTE
         case (str(text), "latin1") if function == _ENCODE:
             return text.encode("latin1")
@@ -194,7 +197,7 @@ def _call(function: Any, arguments: Any) -> Any:
 
 def _filled(state: Any) -> NDArray[np.uint8]:
     match state:
-        case (int(), (int(rows), int(columns)), kind, int(by_columns), str() | bytes() as pixels) if kind == _BYTE:
+        case (int(), (int(rows), int(columns)), dtype, int(by_columns), str() | bytes() as pixels) if dtype == _BYTE:
             if min(rows, columns) < 0 or rows * columns != len(pixels):
                 raise ValueError(f"an array of {rows} × {columns} bytes has {len(pixels)}")
             raw = pixels.encode("latin1") if isinstance(pixels, str) else pixels

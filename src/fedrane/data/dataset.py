@@ -1,4 +1,4 @@
-"""What every reader gives back: all rows in memory, as they were stored, with what a device needs to scale them."""
+"""The dataset type that every reader returns: all examples in memory, as stored, with their normalisation constants."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedrane.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training rows (to be spread over clients) and the official test rows.
+    """Training examples, to be split over the clients, and the official test set.
 
-    Images are ``uint8`` of shape (rows, channels, height, width); tables are ``float32`` of shape (rows, columns).
-    ``mean`` and ``std`` are per channel, of pixels scaled to [0, 1], or per column of a table.
+    Images are ``uint8`` of shape (examples, channels, height, width). Tables are ``float32`` of shape (examples,
+    columns). ``mean`` and ``std`` are per channel, of pixels scaled to [0, 1], or per column of a table.
     """
 
     name: str
@@ -27,46 +27,46 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     client: NDArray[np.int64] | None = field(default=None)
-    """Where the data come with their clients: the client, 0 … K − 1, of each training row."""
+    """The client, 0 … K − 1, of each training example; None if the data name no clients."""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             if len(x) != len(y):
-                raise DataError(f"{self.name}: {len(x)} {part} inputs but {len(y)} labels", "each row needs its label")
+                raise DataError(f"{self.name}: {len(x)} {part} inputs but {len(y)} labels", "each input needs a label")
             if len(x) == 0:
-                raise DataError(f"{self.name}: no {part} rows", "nothing can be learnt or measured")
+                raise DataError(f"{self.name}: no {part} examples", "nothing can be trained or evaluated")
             if y.min() < 0 or y.max() >= len(self.classes):
                 raise DataError(
                     f"{self.name}: {part} labels from {y.min()} to {y.max()}",
-                    f"there are {len(self.classes)} classes, counted from 0",
+                    f"there are {len(self.classes)} classes, numbered from 0",
                 )
         images = self.x.dtype == np.uint8 and self.x.ndim == 4
         table = self.x.dtype == np.float32 and self.x.ndim == 2
         if not (images or table) or self.x_test.dtype != self.x.dtype or self.x_test.shape[1:] != self.x.shape[1:]:
             raise DataError(
-                f"{self.name}: rows of {self.x.dtype} {self.x.shape[1:]} and test rows of {self.x_test.dtype} "
-                f"{self.x_test.shape[1:]}",
-                "rows are uint8 images (channels, height, width) or float32 tables (columns), alike in both parts",
+                f"{self.name}: training examples of {self.x.dtype} {self.x.shape[1:]} and test examples of "
+                f"{self.x_test.dtype} {self.x_test.shape[1:]}",
+                "both must be uint8 images (channels, height, width) or float32 tables (columns), of the same shape",
             )
         if not len(self.mean) == len(self.std) == self.x.shape[1]:
             raise DataError(f"{self.name}: {len(self.mean)} means for {self.x.shape[1]} channels or columns")
         if self.client is not None and len(self.client) != len(self.y):
-            raise DataError(f"{self.name}: {len(self.client)} client entries for {len(self.y)} rows")
+            raise DataError(f"{self.name}: {len(self.client)} client entries for {len(self.y)} examples")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """The shape of one input."""
         return tuple(self.x.shape[1:])
 
 
 _HELD_OUT_KEY = 0x46656452414E45
-"""Of the stream that chooses the test rows: fixed, so that every experiment is measured on the same rows."""
+"""The key of the random stream that chooses the test set. It is fixed, so every experiment has the same test set."""
 
 
 def hold_out(y: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows become test rows where the data come without any: a fifth of each class, at least one of two or more.
+    """Choose a test set for data that come without one: a fifth of each class, at least one example of two or more.
 
-    The rule depends on the labels and their order alone, neither on an experiment's seed nor on numpy's version.
+    The choice depends only on the labels and their order, not on an experiment's seed or the version of NumPy.
     """
     draws = np.random.Philox(key=_HELD_OUT_KEY).random_raw(len(y))
     held = np.zeros(len(y), dtype=np.bool_)
@@ -79,12 +79,12 @@ def hold_out(y: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def moments(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel (pixels scaled to [0, 1]) or per column; 1 where nothing varies."""
+    """Return mean and standard deviation per channel (of pixels in [0, 1]) or column; 1 for a constant one."""
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     means, deviations = [], []
-    for channel in range(x.shape[1]):  # one at a time, so that the float64 copy stays small
+    for channel in range(x.shape[1]):  # one at a time, to keep the float64 copy small
         values = x[:, channel].astype(np.float64) / scale
         means.append(float(values.mean()))
-        # Compared exactly: rounding leaves a constant column a tiny deviation, by which nothing should be divided.
+        # Compared exactly: rounding gives a constant column a tiny deviation, and nothing should be divided by that.
         deviations.append(float(values.std()) if values.min() < values.max() else 1.0)
     return tuple(means), tuple(deviations)

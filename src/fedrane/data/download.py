@@ -1,4 +1,4 @@
-"""Bringing the known datasets onto this machine: resumed where a connection broke, checked, and put in place whole."""
+"""Downloads the known datasets: resumable, checked against a checksum, and moved into place atomically."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fedrane.data import catalogue
 from fedrane.errors import DataError
 
 Progress = Callable[[int, int | None, str], None]
-"""Told (bytes done, bytes in all if known, name of the file) after each piece."""
+"""Called after each chunk with (bytes done, total bytes if known, name of the file)."""
 
 TRIES = 4
-"""How often in a row a connection may bring nothing new."""
+"""How many connections in a row may fail without receiving anything."""
 PAUSE = 1.0
-"""Seconds before the second try; doubled for each further one."""
+"""Seconds before the second try; doubled after each further failure."""
 
 _TIMEOUT = 30.0
 _CHUNK = 1 << 18
@@ -38,13 +38,13 @@ _RANGE_NOT_SATISFIABLE = 416
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to fetch: one of a dataset's own, or an archive with some of them."""
+    """A file to download: a dataset's file, or an archive of some of them."""
 
     url: str
     md5: str
     """The checksum that torchvision publishes."""
     members: tuple[str, ...] = ()
-    """Of an archive: those to unpack; each lands in the dataset's folder under its last name."""
+    """The files to unpack from an archive; each goes into the dataset's folder under its base name."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Remote:
 
     @property
     def gives(self) -> set[str]:
-        """The names of the files it brings, as the catalogue knows them."""
+        """The files it provides, by their names in the catalogue."""
         return {PurePosixPath(member).name.removesuffix(".gz") for member in self.members or (self.name,)}
 
 
@@ -100,10 +100,10 @@ def get(
     progress: Progress | None = None,
     sources: Mapping[str, tuple[Remote, ...]] = SOURCES,
 ) -> str:
-    """Make a known dataset ready below the data root, and say in a sentence what was done.
+    """Download a known dataset into the data root, and return one sentence on what was done.
 
-    What has been fetched of a file is kept beside its place as ``….part`` until the file is whole, and the next call
-    goes on from there; only a file that is whole but wrong is thrown away.
+    An incomplete file is kept beside its final path as ``….part``, and the next call resumes it. Only a complete file
+    with a wrong checksum is deleted.
     """
     if name == catalogue.DIGITS:
         return "digits comes with scikit-learn: there is nothing to download"
@@ -120,7 +120,7 @@ def get(
         raise DataError(
             f"cannot write in {folder}: {error.strerror or error}",
             "",
-            "Make room or choose another folder with FEDRANE_DATA; what was fetched is kept and is resumed",
+            "Free some space or choose another folder with FEDRANE_DATA; the download resumes where it stopped",
         ) from error
     return f"{name} is now in {folder}"
 
@@ -131,14 +131,14 @@ def _silent(done: int, total: int | None, label: str) -> None:
 
 def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
     part = folder / f"{remote.name}.part"
-    if not _is_whole(part, remote.md5):  # it is, where only unpacking failed before
+    if not _is_whole(part, remote.md5):  # it is complete if only unpacking failed before
         _download(remote, part, progress)
         if not _is_whole(part, remote.md5):
             part.unlink()
             raise DataError(
-                f"{remote.url} did not arrive as it should: its MD5 is not {remote.md5}",
-                "what arrived has been deleted",
-                "Try again; should it happen twice, the server has another file",
+                f"the download of {remote.url} is corrupt: its MD5 is not {remote.md5}",
+                "it has been deleted",
+                "Try again; if it happens twice, the server has a different file",
             )
     if remote.members:
         _unpack(remote, part, folder)
@@ -159,7 +159,7 @@ def _size(part: Path) -> int:
 
 
 def _download(remote: Remote, part: Path, progress: Progress) -> None:
-    """Fetch what ``part`` still lacks, trying again as long as a try brings something, and a few times more."""
+    """Download the rest of ``part``; gives up after ``TRIES`` failures in a row without new bytes."""
     failures, furthest = 0, _size(part)
     while True:
         try:
@@ -167,13 +167,13 @@ def _download(remote: Remote, part: Path, progress: Progress) -> None:
         except HTTPError as error:
             error.close()
             if error.code == _RANGE_NOT_SATISFIABLE:
-                part.unlink(missing_ok=True)  # it is as long as the file or longer, and was found not to be the file
+                part.unlink(missing_ok=True)  # at least as long as the file, but its checksum is wrong
                 furthest = 0
             elif error.code < 500 and error.code not in _PASSING:
                 raise DataError(
-                    f"{remote.url} answers {error.code} {error.reason}",
-                    "the server does not give the file out",
-                    f"Get {', '.join(sorted(remote.gives))} elsewhere and lay them in {part.parent}",
+                    f"{remote.url} returned {error.code} {error.reason}",
+                    "the server does not provide the file",
+                    f"Get {', '.join(sorted(remote.gives))} elsewhere and put them in {part.parent}",
                 ) from error
             reason = f"{error.code} {error.reason}"
         except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
@@ -183,15 +183,15 @@ def _download(remote: Remote, part: Path, progress: Progress) -> None:
         furthest = max(furthest, size)
         if failures == TRIES:
             raise DataError(
-                f"{remote.url} could not be fetched: {reason}",
+                f"{remote.url} could not be downloaded: {reason}",
                 f"{size} bytes of it are kept in {part}",
-                "Check the network and run it again: it goes on from there",
+                "Check the network and run it again: the download resumes",
             )
         time.sleep(PAUSE * 2**failures)
 
 
 def _stream(remote: Remote, part: Path, progress: Progress) -> None:
-    """One connection: append to ``part``, or begin it anew where the server sends the whole file."""
+    """Append to ``part`` over one connection, or start over if the server sends the whole file."""
     done = _size(part)
     headers = {"User-Agent": f"fedrane/{__version__}"} | ({"Range": f"bytes={done}-"} if done else {})
     with urlopen(Request(remote.url, headers=headers), timeout=_TIMEOUT) as response:  # noqa: S310 — our own addresses
@@ -199,7 +199,7 @@ def _stream(remote: Remote, part: Path, progress: Progress) -> None:
             done = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             part.unlink()
-            raise ConnectionError("the server sent another piece than the one asked for")
+            raise ConnectionError("the server sent a different range than requested")
         total = None if response.length is None else done + response.length
         with part.open("ab" if done else "wb") as sink:
             while piece := response.read(_CHUNK):
@@ -209,28 +209,28 @@ def _stream(remote: Remote, part: Path, progress: Progress) -> None:
             sink.flush()
             os.fsync(sink.fileno())
     if total is not None and done < total:
-        raise ConnectionError(f"the connection broke after {done} of {total} bytes")
+        raise ConnectionError(f"the connection was lost after {done} of {total} bytes")
 
 
 def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
-    """Put the wanted members, and only them, into ``folder``, each whole or not at all."""
+    """Unpack the listed members, and nothing else, into ``folder``, each atomically."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
         absent = set(remote.members)
         for member, source in _members(remote, archive):
-            # Only the last name is used, so that no member can land anywhere else.
+            # Only the base name is used, so no member can end up outside the folder.
             with (Path(scratch) / PurePosixPath(member).name).open("wb") as sink:
                 shutil.copyfileobj(source, sink)
                 sink.flush()
                 os.fsync(sink.fileno())
             absent.discard(member)
         if absent:
-            raise DataError(f"{remote.url} does not hold {', '.join(sorted(absent))}", "it is another archive")
+            raise DataError(f"{remote.url} does not contain {', '.join(sorted(absent))}", "it is another archive")
         for file in Path(scratch).iterdir():
             file.replace(folder / file.name)
 
 
 def _members(remote: Remote, archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """The wanted members that are plain files, in the archive's own order: a compressed one is read only forward."""
+    """Yield the listed members that are plain files, in archive order: a compressed archive is read only forward."""
     if remote.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as unzipped:
             for name in unzipped.namelist():

@@ -1,4 +1,4 @@
-"""IDX files, as MNIST and its kin are stored: a magic number, the dimensions, then the bytes of one array."""
+"""Reads IDX files, the format of MNIST: a magic number, the dimensions, then the bytes of one array."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CHUNK = 1 << 20
 
 
 def locate(folder: Path, stem: str) -> Path | None:
-    """The file of this name, plain or compressed."""
+    """Return the file of this name, plain or compressed, or None."""
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
 def read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in ``path``, which is plain or gzip-compressed; ``remedy`` ends every complaint."""
+    """Return the array of unsigned bytes in a plain or gzip-compressed file; ``remedy`` is added to error messages."""
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw as stream:
             head = stream.read(4 + 4 * dimensions)
@@ -36,10 +36,10 @@ def read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
                     remedy,
                 )
             if len(head) < 4 + 4 * dimensions:
-                raise DataError(f"{path} ends within its header", "", remedy)
+                raise DataError(f"{path} ends inside its header", "", remedy)
             shape = struct.unpack(f">{dimensions}I", head[4:])
             size = math.prod(shape)
-            # In pieces, and at most one beyond the promised size: a false header cannot claim memory for itself.
+            # Read in chunks, at most one beyond the size in the header: a forged header cannot claim memory.
             body = bytearray()
             while len(body) <= size and (chunk := stream.read(_CHUNK)):
                 body += chunk
@@ -47,5 +47,5 @@ def read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read: {error}", "", remedy) from error
     if len(body) != size:
         held = f"{len(body)}" if len(body) < size else f"more than {size}"
-        raise DataError(f"{path} holds {held} bytes", f"its header promises {' × '.join(map(str, shape))}", remedy)
+        raise DataError(f"{path} has {held} bytes", f"its header says {' × '.join(map(str, shape))}", remedy)
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)

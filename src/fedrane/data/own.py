@@ -1,4 +1,4 @@
-"""Users' own data: a file of arrays, a folder of images, or any torch dataset."""
+"""The user's own data: a file of arrays, a folder of images, or any torch dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANNELS = {1, 3, 4}
 
 
 class MapStyle(Protocol):
-    """A torch dataset that knows its length; each item is (input, label)."""
+    """A map-style torch dataset; each item is (input, label)."""
 
     def __len__(self) -> int: ...
 
@@ -32,19 +32,19 @@ class MapStyle(Protocol):
 
 
 def from_npz(path: str | Path) -> Dataset:
-    """A file of arrays: ``x`` and ``y``, and optionally ``x_test`` and ``y_test``, ``client``, ``classes``.
+    """Read a file of arrays: ``x`` and ``y``, and optionally ``x_test`` and ``y_test``, ``client``, ``classes``.
 
-    ``x`` is images, as bytes or as fractions in [0, 1], with their channels first, last or left out; or a table of
-    numbers. ``y`` is whole numbers or names, and so is ``client``; ``classes`` names the classes in their order.
+    ``x`` contains images, as bytes or as floats in [0, 1], with channels first, last or left out; or a table of
+    numbers. ``y`` and ``client`` contain integers or names. ``classes`` names the classes in order.
     """
     path = Path(path).expanduser()
     arrays = _arrays(path)
     for name in arrays:
         if name not in _ARRAYS:
-            raise DataError(f"{path} has an array {name!r}", "nothing is known by that name", nearest(name, _ARRAYS))
+            raise DataError(f"{path} has an unknown array {name!r}", "", nearest(name, _ARRAYS))
     for name, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
         if name not in arrays and (other in arrays or name == "x"):
-            raise DataError(f"{path} has no array {name!r}", "inputs and labels come together", f"Add {name!r}")
+            raise DataError(f"{path} has no array {name!r}", "inputs and labels belong together", f"Add {name!r}")
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     classes = arrays.get("classes")
     names = None if classes is None else [str(name) for name in _column(classes, f"{path}: classes").tolist()]
@@ -55,7 +55,7 @@ def _arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise DataError(f"{path} does not exist", "", "Check the path")
     try:
-        # Never pickled objects: reading those would run whatever the file says.
+        # Never pickled objects: reading them would run code from the file.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: np.asarray(stored[name]) for name in stored.files}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
@@ -67,33 +67,33 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def read_inputs(path: Path) -> Array:
-    """The inputs alone of a file of arrays: its ``x``."""
+    """Read only the inputs of a file of arrays: its ``x``."""
     arrays = _arrays(path)
     if "x" not in arrays:
-        raise DataError(f"{path} has no array 'x'", "it holds the inputs", "Write it with numpy.savez(path, x=…)")
+        raise DataError(f"{path} has no array 'x'", "x are the inputs", "Write it with numpy.savez(path, x=…)")
     return as_inputs(arrays["x"], f"{path}: x")
 
 
 def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
-    """All rows of one client, a file of arrays or a folder of images, by classes that are known beforehand.
+    """Read all examples of one client, from a file of arrays or a folder of images; the classes are given.
 
-    A label is the name of a class, or its place among them; a client need not have rows of every class.
+    A label is the name of a class or its index. A client need not have examples of every class.
     """
     path = Path(path).expanduser()
     if path.suffix == ".npz":
         arrays = _arrays(path)
         if not {"x", "y"} <= arrays.keys():
-            raise DataError(f"{path} holds {', '.join(arrays)}", "a client's rows are x, and their labels y")
+            raise DataError(f"{path} has {', '.join(arrays)}", "a client's inputs are x, and their labels y")
         x, names = as_inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
     else:
-        found = from_folder(path, image_size)
-        x = np.concatenate([found.x, found.x_test])
-        names = [found.classes[label] for label in np.concatenate([found.y, found.y_test])]
+        images = from_folder(path, image_size)
+        x = np.concatenate([images.x, images.x_test])
+        names = [images.classes[label] for label in np.concatenate([images.y, images.y_test])]
     if len(x) != len(names):
-        raise DataError(f"{path}: {len(x)} inputs but {len(names)} labels", "each row needs its own")
-    known = {name: place for place, name in enumerate(classes)}
+        raise DataError(f"{path}: {len(x)} inputs but {len(names)} labels", "each input needs a label")
+    known = {name: index for index, name in enumerate(classes)}
     if not set(names) <= known.keys():
-        known = {str(place): place for place in range(len(classes))}
+        known = {str(index): index for index in range(len(classes))}
     strays = sorted(set(names) - known.keys())
     if strays:
         raise DataError(f"{path}: label {strays[0]!r}", f"the classes are {', '.join(classes)}")
@@ -101,7 +101,7 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
 
 
 def read_image(path: Path, shape: tuple[int, ...], image_size: int = 0) -> Array:
-    """One image, made grey or coloured as ``shape`` (channels, height, width) has it, and resized if asked."""
+    """Read one image, with the channels of ``shape`` (channels, height, width), resized if ``image_size`` is not 0."""
     pixels = _decode(path, image_size)
     if len(pixels) == 1 and shape[0] == 3:
         return np.repeat(pixels, 3, axis=0)
@@ -117,17 +117,17 @@ class _Picture(NamedTuple):
 
 
 def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
-    """A folder of images, ``class/…`` or ``client/class/…``, or two of such called ``train`` and ``test``.
+    """Read a folder of images, ``class/…`` or ``client/class/…``, or two such folders called ``train`` and ``test``.
 
-    All images become grey if all are, else coloured; ``image_size`` above 0 makes all of them that high and wide.
+    Images are grey if all of them are, else RGB. ``image_size`` above 0 resizes them to that height and width.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", "", "Check the path")
     if image_size < 0:
-        raise DataError(f"image_size is {image_size}", "a size is positive, and 0 leaves images as they are")
+        raise DataError(f"image_size is {image_size}", "a size is positive, and 0 means no resizing")
     parts = {part.name for part in folder.iterdir() if part.is_dir() and not part.name.startswith(".")}
-    split = "train" in parts and parts <= {"train", "test"}  # with others beside them they are classes or clients
+    split = "train" in parts and parts <= {"train", "test"}  # next to other folders they are classes or clients
     train = _pictures(folder / "train" if split else folder)
     test = _pictures(folder / "test") if split and "test" in parts else []
     pixels = _alike([(picture.path, _decode(picture.path, image_size)) for picture in train + test])
@@ -143,20 +143,20 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
 
 
 def _pictures(folder: Path) -> list[_Picture]:
-    """Every image in ``folder``, in the order of the names, all at the same depth."""
-    found = {depth: sorted(_visible_files(folder, depth)) for depth in (1, 2, 3, 4)}
+    """Return every image in ``folder``, sorted by name; all must be at the same depth."""
+    files_at = {depth: sorted(_visible_files(folder, depth)) for depth in (1, 2, 3, 4)}
     images = {
         depth: kept
-        for depth, files in found.items()
+        for depth, files in files_at.items()
         if (kept := [file for file in files if file.suffix.lower() in _SUFFIXES])
     }
-    layout = "images lie in class/… or in client/class/…"
+    layout = "images must be in class/… or in client/class/…"
     if not images:
-        other = next((file for files in found.values() for file in files), None)
-        raise DataError(f"{folder} holds no images" + (f" but {other}" if other else ""), layout)
+        other = next((file for files in files_at.values() for file in files), None)
+        raise DataError(f"{folder} has no images" + (f" but {other}" if other else ""), layout)
     if len(images) > 1 or not images.keys() <= {2, 3}:
         strays = [images[depth][0] for depth in images]
-        raise DataError(f"{folder} holds {' and '.join(map(str, strays))}", layout, "Lay all images equally deep")
+        raise DataError(f"{folder} has {' and '.join(map(str, strays))}", layout, "Put all images at the same depth")
     return [
         _Picture(file, file.parent.parent.name if depth == 3 else None, file.parent.name)
         for depth, files in images.items()
@@ -165,7 +165,7 @@ def _pictures(folder: Path) -> list[_Picture]:
 
 
 def _visible_files(folder: Path, depth: int) -> Iterator[Path]:
-    for path in folder.glob("/".join("*" * depth)):  # of a given depth, so that a link to a folder above ends
+    for path in folder.glob("/".join("*" * depth)):  # at a fixed depth, so a link to a parent folder cannot loop
         if path.is_file() and not any(name.startswith(".") for name in path.relative_to(folder).parts):
             yield path
 
@@ -175,13 +175,13 @@ def _decode(path: Path, image_size: int) -> Array:
         with Image.open(path) as image:
             return _pixels(image, str(path), image_size)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}", "", "Repair it or take it away") from error
+        raise DataError(f"{path} cannot be read as an image: {error}", "", "Repair or remove it") from error
 
 
 def _pixels(image: Image.Image, what: str, image_size: int = 0) -> Array:
-    """Bytes (channels, height, width) of an image, one channel if it is grey."""
+    """Return an image as bytes (channels, height, width), with one channel if it is grey."""
     if image.mode.startswith(("I", "F")):
-        raise DataError(f"{what} has more than 8 bits in a pixel", "images are bytes", "Convert it to 8 bits")
+        raise DataError(f"{what} has more than 8 bits per pixel", "images are bytes", "Convert it to 8 bits")
     flat = image.convert("L" if image.mode in _GREY else "RGB")
     if image_size:
         flat = flat.resize((image_size, image_size), Image.Resampling.BILINEAR)
@@ -190,24 +190,24 @@ def _pixels(image: Image.Image, what: str, image_size: int = 0) -> Array:
 
 
 def _alike(images: Sequence[tuple[Path, Array]]) -> Array:
-    """All images in one array: grey ones among coloured ones become coloured."""
+    """Stack all images in one array; if some are RGB, grey ones become RGB."""
     first, height, width = images[0][0], *images[0][1].shape[1:]
     for path, pixels in images:
         if pixels.shape[1:] != (height, width):
             raise DataError(
                 f"{first} is {height} × {width} but {path} is {pixels.shape[1]} × {pixels.shape[2]}",
-                "all images are of one size",
-                "Set image_size to the size to which all are to be brought, for instance 32",
+                "all images must have the same size",
+                "Set image_size to resize them, for instance image_size=32",
             )
     channels = max(len(pixels) for _, pixels in images)
     return np.stack([np.broadcast_to(pixels, (channels, height, width)) for _, pixels in images])
 
 
 def from_torch(dataset: MapStyle, test: MapStyle | None = None, name: str = "torch") -> Dataset:
-    """Any torch dataset with a length whose items are (input, label).
+    """Read any torch dataset with a length whose items are (input, label).
 
-    An input is a tensor, a numpy array or a PIL image: an image as in :func:`from_npz`, not yet normalised, or a row of
-    a table. A label is a whole number or a name.
+    An input is a tensor, a NumPy array or a PIL image: an image as in :func:`from_npz`, not yet normalised, or a row of
+    a table. A label is an integer or a name.
     """
     held = None if test is None else _items(test, f"{name} (test)")
     return _dataset(name, name, _items(dataset, name), held, None)
@@ -215,7 +215,7 @@ def from_torch(dataset: MapStyle, test: MapStyle | None = None, name: str = "tor
 
 def _items(dataset: MapStyle, what: str) -> tuple[Array, Array]:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError(f"{what}: a {type(dataset).__name__} has no length", "rows are taken by their number")
+        raise DataError(f"{what}: a {type(dataset).__name__} has no length", "examples are read by their index")
     inputs, labels = [], []
     for number in range(len(dataset)):
         try:
@@ -225,11 +225,12 @@ def _items(dataset: MapStyle, what: str) -> tuple[Array, Array]:
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"{what}: item {number} cannot be used: {error}",
-                "an item is (input, label), a tensor, array or image on the CPU with one number or name",
+                "an item is (input, label): a tensor, array or image on the CPU, and one number or name",
             ) from error
         if inputs[-1].shape != inputs[0].shape:
-            found = f"{what}: item {number} is of {inputs[-1].shape} and item 0 of {inputs[0].shape}"
-            raise DataError(found, "all inputs are alike", "Resize or convert them in the dataset's transform")
+            shapes = f"{what}: item {number} is {inputs[-1].shape} and item 0 is {inputs[0].shape}"
+            message = "all inputs must have the same shape"
+            raise DataError(shapes, message, "Resize or convert them in the dataset's transform")
     return np.stack(inputs) if inputs else np.zeros((0, 0)), np.array(labels)
 
 
@@ -241,13 +242,13 @@ def _dataset(
     client: Array | None,
     names: Sequence[str] | None = None,
 ) -> Dataset:
-    """What all three have in common once they are arrays."""
+    """Build the dataset from arrays, whatever their source."""
     x = as_inputs(train[0], f"{where}: x")
     labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
     y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
     for what, column in (("labels", y), ("client entries", clients)):
         if column is not None and len(column) != len(x):
-            raise DataError(f"{where}: {len(x)} inputs but {len(column)} {what}", "each row needs its own")
+            raise DataError(f"{where}: {len(x)} inputs but {len(column)} {what}", "each input needs one")
     if test is None:
         held = _held_out(y, clients, where)
         x_test, y_test = x[held], y[held]
@@ -258,21 +259,21 @@ def _dataset(
 
 
 def as_inputs(x: Array, what: str) -> Array:
-    """Images as bytes (rows, channels, height, width), or a table as float32 (rows, columns)."""
+    """Return images as bytes (examples, channels, height, width), or a table as float32 (examples, columns)."""
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf" or 0 in x.shape:
         raise DataError(
-            f"{what} is of {x.dtype} {x.shape}",
-            "rows are images (rows, height, width), with channels first or last, or a table (rows, columns) of numbers",
+            f"{what} is {x.dtype} {x.shape}",
+            "inputs are images (examples, height, width), with channels first or last, or a table (examples, columns)",
         )
     if x.ndim == 2:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found here
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are rejected below
             table = x.astype(np.float32)
         if not np.isfinite(table).all():
             row, column = np.argwhere(~np.isfinite(table))[0]
             raise DataError(
-                f"{what} holds {x[row, column]} in row {row}, column {column}",
-                "a table holds finite numbers that fit 32 bits",
-                "Fill in or leave out such rows",
+                f"{what} has {x[row, column]} in row {row}, column {column}",
+                "a table must contain finite numbers that fit in float32",
+                "Fill in or remove such rows",
             )
         return table
     images = x if x.dtype == np.uint8 else _bytes(x, what)
@@ -284,7 +285,7 @@ def as_inputs(x: Array, what: str) -> Array:
 
 
 def _bytes(images: Array, what: str) -> Array:
-    """Fractions in [0, 1] as bytes."""
+    """Return floats in [0, 1] as bytes."""
     low, high = images.min().item(), images.max().item()
     if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
         raise not_pixels(what, images.dtype, (low, high))
@@ -292,21 +293,21 @@ def _bytes(images: Array, what: str) -> Array:
 
 
 def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError:
-    """Of numbers that are neither bytes nor fractions; ``values``, where known, are the smallest and the largest."""
-    remedy = "Give 0 … 255 as uint8, or divide by the largest value possible (255, 65535); leave out the normalisation"
+    """Return the error for pixels that are neither bytes nor in [0, 1]; ``values`` are their minimum and maximum."""
+    remedy = "Give 0 … 255 as uint8, or divide by the largest possible value (255, 65535); do not normalise"
     if any(value != value for value in values):
-        remedy = "Fill in or leave out what is not a number"
+        remedy = "Fill in or remove what is not a number"
     return DataError(
-        f"{what} holds images of {dtype}" + (f" from {values[0]} to {values[1]}" if values else ""),
-        "images are uint8, or fractions from 0 to 1; they are normalised later, by their own mean and deviation",
+        f"{what} has images of {dtype}" + (f" from {values[0]} to {values[1]}" if values else ""),
+        "images are uint8, or floats from 0 to 1; they are normalised later, by their own mean and deviation",
         remedy,
     )
 
 
 def _column(values: Array, what: str) -> Array:
-    """One whole number or name for each row."""
+    """Check and return one integer or name per example."""
     if values.ndim != 1 or values.dtype.kind not in "biuSU":
-        raise DataError(f"{what} is of {values.dtype} {values.shape}", "it is a list of whole numbers or of names")
+        raise DataError(f"{what} is {values.dtype} {values.shape}", "it must be a list of integers or of names")
     if values.dtype.kind == "S":
         return np.char.decode(values, "utf-8", "backslashreplace")
     return values if values.dtype.kind == "U" else values.astype(np.int64)
@@ -315,40 +316,40 @@ def _column(values: Array, what: str) -> Array:
 def _labels(
     parts: list[Array], names: Sequence[str] | None, where: str
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """The labels of each part as positions among the classes, and the classes: those given, else those that occur."""
+    """Return the labels of each part as class indices, and the classes: the given ones, else those that occur."""
     columns = [_column(part, f"{where}: y") for part in parts]
     named = {column.dtype.kind == "U" for column in columns}
     if len(named) > 1:
-        raise DataError(f"{where}: y and y_test are numbers and names", "both parts are labelled in the same way")
+        raise DataError(f"{where}: y and y_test mix numbers and names", "both must have the same kind of labels")
     different, codes = np.unique(np.concatenate(columns), return_inverse=True)
     if names is None:
-        names, places = [str(value) for value in different.tolist()], np.arange(len(different))
+        names, indices = [str(value) for value in different.tolist()], np.arange(len(different))
     else:
-        place = {name: number for number, name in enumerate(names)} if named == {True} else range(len(names))
-        strays = [value for value in different.tolist() if value not in place]
+        index = {name: number for number, name in enumerate(names)} if named == {True} else range(len(names))
+        strays = [value for value in different.tolist() if value not in index]
         if strays or len(set(names)) != len(names):
-            found = f"label {strays[0]!r} is not among the classes given" if strays else "a class stands twice"
-            raise DataError(f"{where}: {found}", f"the {len(names)} in 'classes' are all there are, each once")
-        places = np.array([place[value] for value in different.tolist()])
-    return np.split(places[codes], [len(columns[0])])[: len(parts)], tuple(names)
+            problem = f"label {strays[0]!r} is not one of the given classes" if strays else "a class is listed twice"
+            raise DataError(f"{where}: {problem}", f"'classes' must list each class once; it lists {len(names)}")
+        indices = np.array([index[value] for value in different.tolist()])
+    return np.split(indices[codes], [len(columns[0])])[: len(parts)], tuple(names)
 
 
 def _numbered(client: Array, what: str) -> NDArray[np.int64]:
-    """The clients 0 … K − 1 in the order of their numbers or names."""
+    """Return the clients as 0 … K − 1, in the order of their numbers or names."""
     return np.unique(_column(client, what), return_inverse=True)[1].astype(np.int64)
 
 
 def _held_out(y: NDArray[np.int64], clients: NDArray[np.int64] | None, where: str) -> NDArray[np.bool_]:
-    """The rows to test on, such that every client keeps one to train on."""
+    """Choose the test examples; every client keeps at least one to train on."""
     held = hold_out(y)
     if clients is not None:
         different, first = np.unique(clients, return_index=True)
-        bereft = np.bincount(clients[~held], minlength=len(different)) == 0
-        held[first[bereft]] = False
+        without_training = np.bincount(clients[~held], minlength=len(different)) == 0
+        held[first[without_training]] = False
     if not held.any():
         raise DataError(
-            f"{where}: no row can be held out to test on",
-            "a fifth of each class that has two rows or more is",
-            "Give rows to test on, or more rows",
+            f"{where}: no example can be held out for testing",
+            "a fifth of each class with two or more examples is held out",
+            "Give a test set, or more examples",
         )
     return held

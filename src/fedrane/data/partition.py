@@ -1,4 +1,4 @@
-"""Which client holds which training rows, and which of its own rows it trains, validates and tests on."""
+"""The partition of the training examples over the clients, and each client's train, validation and test split."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.files import write_atomically
 
 Rows = NDArray[np.int64]
-_TWO_ROWS = "a client needs one row to train on and one to test on"
+_TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The training rows of each client, sorted; each row of the dataset belongs to exactly one client."""
+    """The indices of each client's training examples, sorted; each example belongs to exactly one client."""
 
     clients: tuple[Rows, ...]
 
     def __post_init__(self) -> None:
         if not self.clients:
-            raise DataError("a partition without clients", "somebody has to hold the rows")
+            raise DataError("a partition without clients", "it needs at least one")
         rows = np.sort(np.concatenate(self.clients))
         if not np.array_equal(rows, np.arange(len(rows))):
             raise DataError(
-                f"a partition of {len(rows)} rows in which some row is missing or stands twice",
-                f"each of the rows 0 … {len(rows) - 1} belongs to exactly one client",
+                f"a partition of {len(rows)} examples in which one is missing or occurs twice",
+                f"each of the examples 0 … {len(rows) - 1} must belong to exactly one client",
             )
 
     @property
     def sizes(self) -> Rows:
-        """How many rows each client holds."""
+        """The number of examples of each client."""
         return np.array([len(rows) for rows in self.clients], dtype=np.int64)
 
     def counts(self, y: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """How many rows of each class each client holds: (clients, classes)."""
+        """Return the number of examples of each client and class: (clients, classes)."""
         return np.stack([np.bincount(y[rows], minlength=classes) for rows in self.clients])
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Each client's rows by use, sorted; the three parts of a client have no row in common and are all it holds."""
+    """The indices of each client's train, validation and test examples, sorted; the three parts are disjoint."""
 
     train: tuple[Rows, ...]
     validation: tuple[Rows, ...]
@@ -59,20 +59,20 @@ class Split:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How the rows are spread over the clients."""
+    """How the examples are distributed over the clients."""
 
     kind: str = "auto"
-    """``auto`` is natural where the data come with their clients, else dirichlet."""
+    """``auto`` is natural if the data name their clients, else dirichlet."""
     alpha: float = 0.5
-    """Of the Dirichlet distribution: the smaller, the more the clients differ."""
+    """The parameter of the Dirichlet distribution: the smaller, the more the clients differ."""
     shards: int = 2
-    """Shards of each client, for kind=shards."""
+    """Shards per client, for kind=shards."""
     minimum: int = 10
-    """The fewest rows a client may hold."""
+    """The minimum number of examples of a client."""
     test: float = 0.25
-    """The share of its rows that a client keeps for its test."""
+    """The fraction of each client's examples that is kept for its local test set."""
     file: str = ""
-    """A saved partition to use again; it then stands for all other settings but ``test``."""
+    """A saved partition to reuse; it replaces all other settings except ``test``."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -90,13 +90,13 @@ class Partitioning:
         if self.minimum < 2:
             raise ConfigError(
                 f"partition.minimum={self.minimum}",
-                _TWO_ROWS,
+                _TWO_EXAMPLES,
                 "Use partition.minimum=2 or more",
             )
         _check_test_share(self.test)
 
     def resolved(self, natural: bool) -> Partitioning:
-        """With ``auto`` replaced by what it comes to on data with or without clients of their own."""
+        """Replace ``auto``: ``natural`` says whether the data name their clients."""
         return replace(self, kind="natural" if natural else "dirichlet") if self.kind == "auto" else self
 
 
@@ -104,7 +104,7 @@ def _check_test_share(test: float) -> None:
     if not 0 < test < 1:
         raise ConfigError(
             f"partition.test={test}",
-            "it is the share of its rows that a client keeps for its test, between 0 and 1",
+            "it is the fraction of each client's examples kept for its local test set, between 0 and 1",
             "Use partition.test=0.25",
         )
 
@@ -117,30 +117,30 @@ def partition(
     seed: int,
     natural: NDArray[np.int64] | None = None,
 ) -> Partition:
-    """Spread the rows labelled ``y`` over the clients; ``natural`` is the data's own client of each row.
+    """Distribute the examples with labels ``y`` over the clients; ``natural`` is the client the data name for each.
 
-    With kind=natural or a file the data decide how many clients there are, and ``clients`` may be 0.
+    With kind=natural or a file, the data decide the number of clients, and ``clients`` may be 0.
     """
     how = how.resolved(natural is not None)
     if how.file:
-        found = load(how.file, rows=len(y))
-        _check_clients(len(found.clients), clients, f"The partition in {how.file}")
-        return found
+        saved = load(how.file, rows=len(y))
+        _check_clients(len(saved.clients), clients, f"The partition in {how.file}")
+        return saved
     if how.kind == "natural":
         return _natural(natural, clients)
     if clients < 1:
         raise DataError(
             f"clients={clients} with partition.kind={how.kind}",
-            "only natural partitions and saved ones know their number of clients",
-            "Give the number of clients, such as clients=20",
+            "only natural and saved partitions know their number of clients",
+            "Give the number of clients, for instance clients=20",
         )
     if clients * how.minimum > len(y):
         raise DataError(
-            f"{len(y)} rows for {clients} clients",
+            f"{len(y)} examples for {clients} clients",
             f"each needs at least {how.minimum} (partition.minimum)",
             _room(len(y), clients, how.minimum),
         )
-    if how.kind in ("iid", "quantity"):  # blind to labels: to them, all rows are of one class
+    if how.kind in ("iid", "quantity"):  # these ignore labels: treat all examples as one class
         y, classes = np.zeros_like(y), 1
     counts = _COUNTS[how.kind](np.bincount(y, minlength=classes), clients, how, seed)
     return _deal(_repair(counts, how.minimum), y, seed)
@@ -155,22 +155,22 @@ def _room(rows: int, clients: int, minimum: int) -> str:
     return f"Use {' or '.join(remedies)}" if remedies else "Use fewer clients and a smaller partition.minimum"
 
 
-def _check_clients(found: int, wanted: int, who: str) -> None:
-    if wanted not in (0, found):
+def _check_clients(given: int, wanted: int, who: str) -> None:
+    if wanted not in (0, given):
         raise DataError(
-            f"{who} has {found} clients, but clients={wanted}",
-            "its rows belong to their owners",
-            f"Use clients={found}",
+            f"{who} has {given} clients, but clients={wanted}",
+            "the clients of such a partition are fixed",
+            f"Use clients={given}",
         )
 
 
 def _natural(client: NDArray[np.int64] | None, clients: int) -> Partition:
-    """The data's own clients, in the order of their numbers; none is repaired, since rows belong to their owners."""
+    """Return the partition by the clients that the data name; small ones are kept, since their data are theirs."""
     if client is None:
         raise DataError(
             "partition.kind=natural, but this dataset names no clients",
-            "only data that come with their clients have a natural partition",
-            "Use another kind, such as partition.kind=dirichlet",
+            "only data that name their clients have a natural partition",
+            "Use another kind, for instance partition.kind=dirichlet",
         )
     names, owner, sizes = np.unique(client, return_inverse=True, return_counts=True)
     _check_clients(len(names), clients, "The dataset")
@@ -178,8 +178,8 @@ def _natural(client: NDArray[np.int64] | None, clients: int) -> Partition:
     if len(small):
         more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
         raise DataError(
-            f"client {names[small[0]]}{more} has only 1 row",
-            _TWO_ROWS,
+            f"client {names[small[0]]}{more} has only 1 example",
+            _TWO_EXAMPLES,
             "Remove it from the data, or use another partition.kind",
         )
     return _of_owners(owner, len(names))
@@ -191,12 +191,12 @@ def _of_owners(owner: NDArray[np.int64], clients: int) -> Partition:
     return Partition(tuple(np.split(rows, ends[:-1])))
 
 
-# The kinds below decide only how many rows of each class (``per_class``) each client gets, a matrix of clients ×
-# classes; which rows these are is drawn afterwards. So one repair and one deal serve all of them.
+# The kinds below decide only how many examples of each class (``per_class``) each client gets, as a matrix of
+# clients × classes. Which examples these are is drawn afterwards, by the same code for all kinds.
 
 
 def _iid(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
-    """Sizes that differ by one row at most."""
+    """Return sizes that differ by at most one example."""
     ends = np.arange(clients + 1) * int(per_class.sum()) // clients
     return np.diff(ends)[:, None]
 
@@ -204,24 +204,24 @@ def _iid(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: in
 def _dirichlet(
     per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int, capped: bool = False
 ) -> NDArray[np.int64]:
-    """Each class is cut in proportions drawn from Dir(α); where capped, by the clients not yet at their N / K rows."""
+    """Split each class in proportions drawn from Dir(α); if ``capped``, only over clients below N / K examples."""
     counts = np.zeros((clients, len(per_class)), dtype=np.int64)
     for label, rows in enumerate(per_class):
-        # While rows are left, some client holds less than the mean: somebody is always open.
+        # While examples are left, some client has fewer than the mean, so not all clients are full.
         full = counts.sum(axis=1) * clients >= per_class.sum() if capped and rows else np.zeros(clients, dtype=bool)
-        # Rounded to the nearest row: rounded down, the last client would gain half a row of every class.
+        # Rounded to nearest: rounding down would give the last client half an example more of every class.
         cuts = np.rint(_cumulative_shares(how.alpha, full, seed, label) * rows).astype(np.int64)
         counts[:, label] = np.diff(cuts, prepend=0)
     return counts
 
 
 def _cumulative_shares(alpha: float, full: NDArray[np.bool_], seed: int, label: int) -> NDArray[np.float64]:
-    """A draw of Dir(α), without the clients that are full, summed up to exactly 1.
+    """Return the cumulative sum of a draw of Dir(α), with 0 for full clients; it ends at exactly 1.
 
     Dirichlet shares are normalised gamma variates, which all underflow to 0 when α is small. Their logarithms do not:
-    Gamma(α) is Gamma(α + 1) · U^(1/α), and the largest is brought to 1 before the division by α.
+    Gamma(α) is Gamma(α + 1) · U^(1/α), and the largest is scaled to 1 before the division by α.
     """
-    alpha = min(alpha, 1e18)  # beyond, shares differ by less than a row, and α · log would overflow
+    alpha = min(alpha, 1e18)  # above this, shares differ by less than one example, and α · log would overflow
     draw = generator(seed, "partition shares", label)
     logs = np.log1p(-draw.random(len(full))) + alpha * np.log(draw.standard_gamma(alpha + 1, len(full)))
     logs[full] = -np.inf
@@ -231,12 +231,12 @@ def _cumulative_shares(alpha: float, full: NDArray[np.bool_], seed: int, label: 
 
 
 def _shards(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
-    """The rows, sorted by label, are cut into equal shards, dealt at random (McMahan et al. 2017)."""
+    """Sort the examples by label, cut them into equal shards and deal these at random (McMahan et al. 2017)."""
     rows, shards = int(per_class.sum()), clients * how.shards
     if shards > rows:
         raise DataError(
-            f"{shards} shards ({clients} clients × partition.shards={how.shards}) of {rows} rows",
-            "a shard holds one row or more",
+            f"{shards} shards ({clients} clients × partition.shards={how.shards}) of {rows} examples",
+            "each shard needs at least one example",
             f"Use partition.shards={rows // clients} or less",
         )
     label = np.repeat(np.arange(len(per_class)), per_class)
@@ -256,10 +256,10 @@ KINDS = ("auto", "natural", *_COUNTS)
 
 
 def _repair(counts: NDArray[np.int64], minimum: int) -> NDArray[np.int64]:
-    """Bring every client to ``minimum`` rows, taken one after the other from whoever is then the largest.
+    """Raise every client to ``minimum`` examples, taken one by one from the client that is then the largest.
 
-    The largest give of their most numerous class, and the rows are handed on class by class, so that a client without
-    rows gets few classes: the skew stays.
+    The largest clients give from their largest class, and the examples are passed on class by class, so that a client
+    without examples gets few classes: the label skew stays.
     """
     sizes = counts.sum(axis=1)
     missing = np.maximum(minimum - sizes, 0)
@@ -275,7 +275,7 @@ def _repair(counts: NDArray[np.int64], minimum: int) -> NDArray[np.int64]:
 
 
 def _skim(heights: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """How much each gives when ``total`` units are taken one by one, always from the highest."""
+    """Return how much each gives if ``total`` units are taken one by one, always from the highest."""
     low, high = 0, int(heights.max())
     while low < high:  # the lowest level above which there is no more than the total
         level = (low + high) // 2
@@ -289,7 +289,7 @@ def _skim(heights: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 
 
 def _deal(counts: NDArray[np.int64], y: NDArray[np.int64], seed: int) -> Partition:
-    """Give each client its number of rows of each class, drawn at random."""
+    """Give each client its number of examples of each class, drawn at random."""
     order = permutation(len(y), seed, "partition rows")
     order = order[np.argsort(y[order], kind="stable")]
     clients, classes = counts.shape
@@ -299,16 +299,16 @@ def _deal(counts: NDArray[np.int64], y: NDArray[np.int64], seed: int) -> Partiti
 
 
 def split(partition: Partition, seed: int, test: float = 0.25, validation: float = 0.0) -> Split:
-    """Cut each client's rows at random into training, validation (a share of what is not test) and test rows.
+    """Split each client's examples at random into train, validation (a fraction of the non-test ones) and test.
 
-    Every client keeps a row to train on and one to test on. The test rows are the same whatever ``validation`` is, so
-    that a choice made on validation rows is measured on the rows of every other run.
+    Every client keeps at least one example to train on and one to test on. The test set does not depend on
+    ``validation``, so runs with and without validation are tested on the same examples.
     """
     _check_test_share(test)
     if not 0 <= validation < 1:
         raise ConfigError(
             f"validation={validation}",
-            "it is the share of a client's training rows that are held out, from 0 to less than 1",
+            "it is the fraction of each client's training examples that is held out, from 0 to less than 1",
             "Use 0 for none, or 0.2",
         )
     parts = [split_client(rows, client, seed, test, validation) for client, rows in enumerate(partition.clients)]
@@ -316,14 +316,14 @@ def split(partition: Partition, seed: int, test: float = 0.25, validation: float
 
 
 def split_client(rows: Rows, client: int, seed: int, test: float, validation: float) -> tuple[Rows, Rows, Rows]:
-    """One client's training, validation and test rows; it needs to know of no other."""
+    """Return one client's train, validation and test examples; this depends on no other client."""
     if len(rows) < 2:
         raise DataError(
-            f"client {client} holds {len(rows)} row(s)",
-            _TWO_ROWS,
-            "Make the partition again with partition.minimum=2 or more, or remove the client",
+            f"client {client} has {len(rows)} example(s)",
+            _TWO_EXAMPLES,
+            "Create the partition again with partition.minimum=2 or more, or remove the client",
         )
-    # With three rows or more, two stay outside the test: whether one of them validates must not change the test.
+    # With three or more examples, two are not for testing: using one for validation must not change the test set.
     tested = min(max(round(test * len(rows)), 1), max(len(rows) - 2, 1))
     kept = len(rows) - tested
     held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
@@ -332,7 +332,7 @@ def split_client(rows: Rows, client: int, seed: int, test: float, validation: fl
 
 
 def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int | float) -> None:
-    """Write a partition, with a note of what it was made from; a file at ``path`` is replaced whole or not at all."""
+    """Write a partition atomically, with ``meta``: what it was made from."""
     path = Path(path)
     stream = io.BytesIO()
     np.savez_compressed(
@@ -345,7 +345,7 @@ def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int |
 
 
 def load(path: str | os.PathLike[str], rows: int) -> Partition:
-    """Read a saved partition of a dataset of ``rows`` rows."""
+    """Read a saved partition of a dataset of ``rows`` examples."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -359,18 +359,18 @@ def load(path: str | os.PathLike[str], rows: int) -> Partition:
         made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
         whole = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
         if not whole or (np.diff(offsets) < 0).any():
-            raise ValueError("its offsets do not fit its rows")
-        found = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
-    except Exception as error:  # of broken bytes, the readers of zip, arrays and JSON raise nearly anything
+            raise ValueError("its offsets do not match its rows")
+        saved = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
+    except Exception as error:  # on broken bytes, the readers of zip, arrays and JSON raise almost anything
         raise DataError(
             f"{path} is not a partition, or is corrupt: {error}",
-            "it needs the arrays rows, offsets and meta, with each row exactly once",
-            "Make it again, or leave partition.file empty to draw a new partition",
+            "it needs the arrays rows, offsets and meta, with each example exactly once",
+            "Create it again, or leave partition.file empty to draw a new partition",
         ) from error
     if len(flat) != rows:
         raise DataError(
-            f"the partition in {path} is of {len(flat)} rows" + (f" ({made_of})" if made_of else ""),
+            f"the partition in {path} is for {len(flat)} examples" + (f" ({made_of})" if made_of else ""),
             f"this dataset has {rows}: the file belongs to another one",
             "Use the dataset it was made from, or leave partition.file empty to draw a new partition",
         )
-    return found
+    return saved

@@ -1,7 +1,7 @@
-"""Who takes part in a round, and which rows a client sees in it: all a function of (seed, round, client).
+"""Client sampling and batches, as a pure function of (seed, round, client).
 
-Nothing here depends on the method, so every method sees the same cohorts and the same batches; nothing is remembered
-between rounds, so a resumed run needs no generator's state.
+Nothing here depends on the method, so every method sees the same cohorts and the same batches. No state is kept between
+rounds, so a resumed run needs no generator state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedrane.data import streams
 
 
 class Batches(NamedTuple):
-    """A client's round: for each step, which of its rows; padded with row 0 where ``live`` is false."""
+    """A client's batches in a round: the example indices of each step, padded with 0 where the mask is false."""
 
     rows: NDArray[np.int64]
     live: NDArray[np.bool_]
@@ -24,7 +24,7 @@ class Batches(NamedTuple):
 
 
 def cohort(seed: int, round: int, population: int, participation: float) -> list[int]:
-    """The clients sampled for a round, in order."""
+    """Return the clients sampled for a round, sorted."""
     size = max(1, round_half_up(participation * population))
     return sorted(streams.permutation(population, seed, "cohort", round)[:size].tolist())
 
@@ -34,15 +34,15 @@ def round_half_up(value: float) -> int:
 
 
 def lost(seed: int, round: int, clients: list[int], dropout: float) -> list[int]:
-    """Those of the cohort whose answer never arrives (a simulation of dropouts)."""
+    """Return the clients of the cohort whose update is lost (simulated client dropout)."""
     return [k for k in clients if dropout and streams.uniform(1, seed, "dropout", round, k)[0] < dropout]
 
 
 def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs: int) -> dict[int, Batches]:
-    """For each client ``epochs`` shuffled passes over its rows, each cut into batches, the last one padded."""
-    found: dict[int, Batches] = {}
-    for size in sorted(set(sizes.values())):  # those of one size together, which for small clients is far quicker
-        clients = [client for client, own in sizes.items() if own == size]
+    """Return ``epochs`` shuffled passes over each client's examples, cut into batches; the last one is padded."""
+    batches_of: dict[int, Batches] = {}
+    for size in sorted(set(sizes.values())):  # clients of one size together: far faster for small clients
+        clients = [client for client, examples in sizes.items() if examples == size]
         steps = -(-size // batch)
         total = epochs * steps
         rows = np.zeros((len(clients), epochs, steps * batch), dtype=np.int64)
@@ -52,6 +52,6 @@ def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs:
         live[:, :size] = True
         firsts = np.array([streams.key(seed, "noise", round, client) for client in clients], dtype=np.int64)
         keys = (firsts[:, None] + np.arange(total, dtype=np.int64)) & np.int64(2**62 - 1)
-        for client, own, key in zip(clients, rows.reshape(len(clients), total, batch), keys, strict=True):
-            found[client] = Batches(own, live.reshape(total, batch), key)
-    return found
+        for client, steps_of, key in zip(clients, rows.reshape(len(clients), total, batch), keys, strict=True):
+            batches_of[client] = Batches(steps_of, live.reshape(total, batch), key)
+    return batches_of

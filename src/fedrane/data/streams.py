@@ -1,9 +1,9 @@
-"""The one place where random numbers come from: each use has a stream of its own, named by what it is for.
+"""Named random streams: the only source of random numbers, with one stream per use.
 
-A stream is keyed by the run's seed and by words and numbers such as ``("batches", round, client)``. It therefore does
-not matter who draws first, on which process, or after which checkpoint: the same name always gives the same numbers.
-``permutation``, ``uniform`` and ``key`` use raw bits alone and are the same under every version of NumPy; the
-distributions of ``generator`` are NumPy's, which may change them between versions.
+A stream is keyed by the run's seed and by words and numbers such as ``("batches", round, client)``. The same name gives
+the same numbers, independent of the order of draws, the process and checkpoints. ``permutation``, ``uniform`` and
+``key`` use only raw bits and are the same under every version of NumPy. The distributions of ``generator`` are NumPy's,
+and may change between versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 def _name(seed: int, where: tuple[int | str, ...]) -> str:
-    # JSON keeps 1 and "1" apart, as well as ("ab",) and ("a", "b"); index() takes NumPy's integers and refuses floats.
+    # JSON distinguishes 1 from "1" and ("ab",) from ("a", "b"). index() accepts NumPy integers and rejects floats.
     parts = (_quoted(part) if isinstance(part, str) else str(int(operator.index(part))) for part in (seed, *where))
     return f"[{', '.join(parts)}]"
 
@@ -32,57 +32,57 @@ def _digest(name: str) -> bytes:
 
 
 def _keys(names: list[str]) -> NDArray[np.uint64]:
-    """A row for each."""
+    """Return one row of two words for each name."""
     return np.frombuffer(b"".join(map(_digest, names)), "<u8").astype(np.uint64).reshape(-1, 2)
 
 
 def bits(seed: int, *where: int | str) -> np.random.Philox:
-    """The raw stream of this name."""
+    """Return the raw stream of this name."""
     return np.random.Philox(key=_keys([_name(seed, where)])[0])
 
 
 class _Reused(threading.local):
-    """A generator takes ten times as long to make as a round's worth of a small client's numbers."""
+    """One reused generator per thread: creating one takes ten times as long as a round of a small client's numbers."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=np.zeros(2, dtype=np.uint64))
         self.first = self.bits.state
 
     def raw(self, n: int, names: list[str]) -> NDArray[np.uint64]:
-        """What new generators of these names would give, a row each."""
-        bits, first, found = self.bits, self.first, np.empty((len(names), n), dtype=np.uint64)
-        for row, key in zip(found, _keys(names), strict=True):
+        """Return what new generators of these names would give, one row per name."""
+        bits, first, numbers = self.bits, self.first, np.empty((len(names), n), dtype=np.uint64)
+        for row, key in zip(numbers, _keys(names), strict=True):
             first["state"]["key"] = key
             bits.state = first
             row[:] = bits.random_raw(n)
-        return found
+        return numbers
 
 
 _reused = _Reused()
 
 
 def key(seed: int, *where: int | str) -> int:
-    """A non-negative integer of 63 bits, to seed a generator of another library."""
+    """Return a non-negative 63-bit integer, to seed a generator of another library."""
     return int.from_bytes(_digest(_name(seed, where))[:8], "little") >> 1
 
 
 def generator(seed: int, *where: int | str) -> np.random.Generator:
-    """NumPy's distributions over the stream of this name."""
+    """Return NumPy's distributions over the stream of this name."""
     return np.random.Generator(bits(seed, *where))
 
 
 def uniform(n: int, seed: int, *where: int | str) -> NDArray[np.float64]:
-    """``n`` numbers in [0, 1), each a multiple of 2⁻⁵³."""
+    """Return ``n`` numbers in [0, 1), each a multiple of 2⁻⁵³."""
     return (_reused.raw(n, [_name(seed, where)]).reshape(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(n: int, seed: int, *where: int | str) -> NDArray[np.int64]:
-    """The numbers 0 … ``n`` − 1 in random order."""
+    """Return the numbers 0 … ``n`` − 1 in random order."""
     return _orders(n, [_name(seed, where)]).reshape(n)
 
 
 def permutations(n: int, many: int, seed: int, wheres: list[tuple[int | str, ...]]) -> NDArray[np.int64]:
-    """For each place, one a row, the permutations of ``(*where, 0)``, ``(*where, 1)`` and so on."""
+    """Return, for each ``where``, the permutations of the streams ``(*where, 0)``, ``(*where, 1)``, …."""
     names = (_name(seed, where).removesuffix("]") for where in wheres)
     orders = _orders(n, [f"{name}, {number}]" for name in names for number in range(many)])
     return orders.reshape(len(wheres), many, n)
