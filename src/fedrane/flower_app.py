@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedrane import data, display, own_code, sessions, sources
+from fedrane import data, own_code, sources
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.calibration import Calibration
 from fedrane.data.own import as_inputs, read_labelled
@@ -38,8 +38,7 @@ from fedrane.evaluation import Metrics, official, over_clients, overall, validat
 from fedrane.experiment import REMOTE, Experiment, read_toml
 from fedrane.federation import Federation, Normaliser, Pool, describe, each_of
 from fedrane.files import write_atomically
-from fedrane.folder import FACTS, KEPT, Checkpoint, Folder, read, write
-from fedrane.predictor import Inputs, Predictor
+from fedrane.report.style import describe_round
 from fedrane.run import (
     OLDER,
     Callback,
@@ -56,6 +55,9 @@ from fedrane.run import (
 )
 from fedrane.task import Client, Model, State, Task
 from fedrane.threads import limited
+from fedrane.training import sessions
+from fedrane.training.predictor import Inputs, Predictor
+from fedrane.training.run_folder import KEPT, METADATA, Checkpoint, Folder, read, write
 
 EXPERIMENT, INPUTS, FINAL = "experiment.toml", "inputs.json", "final.safetensors"
 LOG = logging.getLogger("flwr")
@@ -253,7 +255,7 @@ class Log(Callback):
     """Flower's log, which ``flwr run --stream`` and ``flwr log`` show."""
 
     def round(self, record: Metrics) -> None:
-        LOG.info("round %s: %s", record["round"], display.describe_round(record))
+        LOG.info("round %s: %s", record["round"], describe_round(record))
 
     def message(self, text: str) -> None:
         LOG.warning("%s", text)
@@ -444,7 +446,7 @@ def _begin(app: App, folder: Folder, fleet: Fleet, wait: float) -> dict[str, Any
     facts["sources"] = _code(app)
     own_code.remember(app.experiment)
     own_code.keep(app.experiment, folder)
-    folder.write_json(FACTS, facts)
+    folder.write_json(METADATA, facts)
     folder.write_config(app.experiment)
     return facts
 
@@ -456,7 +458,7 @@ def _code(app: App) -> dict[str, str]:
 
 def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
     folder.open()
-    facts = folder.read_facts()
+    facts = folder.read_metadata()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
     if changed := sources.changed(facts.get("sources", {}), _code(app)):
         files = " and ".join(str(sources.own_files(app.experiment)[key]) for key in changed)
@@ -470,9 +472,11 @@ def _continue(app: App, folder: Folder, fleet: Fleet) -> dict[str, Any]:
                 elsewhere,
             )
     if not isinstance(facts.get("key"), str) or not isinstance(facts.get("life"), int):
-        raise CheckpointError(f"{folder.path / FACTS} is not that of a federation", "it has no key and life", elsewhere)
+        raise CheckpointError(
+            f"{folder.path / METADATA} is not that of a federation", "it has no key and life", elsewhere
+        )
     facts["life"] += 1
-    folder.write_json(FACTS, facts)
+    folder.write_json(METADATA, facts)
     fleet.key, fleet.life = facts["key"], facts["life"]
     fleet.sizes = {k: row[0] for k, row in enumerate(facts["labels"])}
     return facts

@@ -13,13 +13,14 @@ import numpy as np
 import typer
 
 from fedrane import effects
+from fedrane.cli.arguments import Trust, Words, experiment_of, note
+from fedrane.cli.console import write_line
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.extras import require
 from fedrane.files import write_atomically
-from fedrane.predictor import Inputs, answer, read_rows
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.terminal import Trust, Words, experiment_of, note, write_line
+from fedrane.training.predictor import Inputs, answer, read_rows
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"

@@ -25,7 +25,6 @@ from fedrane import (
     methods,
     models,
     own_code,
-    sessions,
     settings,
     sources,
     timing,
@@ -43,12 +42,22 @@ from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.evaluation import Metrics, evaluate
 from fedrane.experiment import PYTHON, Experiment, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import CALIBRATION, CONFIG, FACTS, PARTITION, SUMMARY, Checkpoint, Folder, empty_dicts
-from fedrane.predictor import Inputs, Models
 from fedrane.settings import dotted
 from fedrane.sgd import SGD
 from fedrane.task import State, Task
 from fedrane.threads import cores, limited
+from fedrane.training import sessions
+from fedrane.training.predictor import Inputs, Models
+from fedrane.training.run_folder import (
+    CALIBRATION,
+    CONFIG,
+    METADATA,
+    PARTITION,
+    SUMMARY,
+    Checkpoint,
+    Folder,
+    empty_dicts,
+)
 
 PHASES = TRAIN, MERGE, EVALUATE, SAVE = ("train", "merge", "evaluate", "save a checkpoint")
 """The parts of a round, by the names they have in a trace."""
@@ -130,7 +139,9 @@ def run(
             own_code.remember(experiment)
             own_code.keep(experiment, folder)
             prints = _of_data(rows, dataset) | _fingerprints(loop.task, model, folder)
-            folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
+            folder.write_json(
+                METADATA, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints}
+            )
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
@@ -219,8 +230,8 @@ def load(out: str | Path, *, model: Network = None, trust_code: bool = False) ->
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    facts = folder.read_facts()
-    inputs = Inputs.from_dict(facts["inputs"], folder.path / FACTS)
+    facts = folder.read_metadata()
+    inputs = Inputs.from_dict(facts["inputs"], folder.path / METADATA)
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
@@ -349,7 +360,7 @@ class _Recorded:
             "network": "the network",
             "weights": "the first weights of the network",
         }
-        self._facts = folder.read_facts()
+        self._facts = folder.read_metadata()
         self._then = own_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""
@@ -386,7 +397,7 @@ class _Recorded:
             "accepted": accepted,
             "deviations": [*dict.fromkeys([*self._facts.get("deviations", []), *deviations])],
         }
-        self.folder.write_json(FACTS, self._facts | facts | known)
+        self.folder.write_json(METADATA, self._facts | facts | known)
 
 
 def _replanned(before: Experiment, now: Experiment, loop: _Loop) -> str:

@@ -26,10 +26,10 @@ from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
 from fedrane.run import _Loop
 from fedrane.task import Model
+from fedrane.training.run_folder import CONFIG
 from problems import FORKS, federation, quick, table
 
 

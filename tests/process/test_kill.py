@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrane.folder import CONFIG
+from fedrane.training.run_folder import CONFIG
 from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
 
 UNEVEN = (*TINY, "participation=0.6", "dropout=0.2", "momentum=0.9", "clip=1")

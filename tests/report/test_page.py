@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import folders
 from fedrane import report
-from fedrane.cli import app
+from fedrane.cli.app import app
 from fedrane.errors import FedraneError
 from fedrane.report import page
 from fedrane.report.runs import gather

@@ -30,9 +30,9 @@ from fedrane.engines.store import NEVER, Kept, Store
 from fedrane.errors import FedraneError
 from fedrane.evaluation import Tally, answer
 from fedrane.federation import Federation
-from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import Client, Context, Model, Roster, State, Task
 from fedrane.threads import limited
+from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 
 TRAIN, EVALUATE, QUERY, CONCLUDE = "train", "evaluate", "query", "evaluate.conclude"

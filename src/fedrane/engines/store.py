@@ -19,8 +19,8 @@ from flwr.app import ConfigRecord, RecordDict
 from fedrane.engines.codec import Encoder, Refused
 from fedrane.errors import CheckpointError
 from fedrane.files import clear_errors, write_atomically
-from fedrane.folder import Checkpoint, decode, encode, read, write
 from fedrane.task import Model, State
+from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors
 
 NEVER = -1

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from fedrane.algorithm import GLOBAL
 from fedrane.errors import ConfigError, FedraneError, FileError
-from fedrane.features import SAMPLES
 from fedrane.files import write_atomically
 from fedrane.report import measures, page
-from fedrane.report.features import Points, points
 from fedrane.report.runs import Line, Run, gather
+from fedrane.report.tsne import SAMPLES, Points, points
 
 __all__ = ["SAMPLES", "write"]
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fedrane.files import clear_errors
 from fedrane.report import measures, partition_plot, style
-from fedrane.report.features import Points
 from fedrane.report.measures import ANSWERS, COSINE, Curve, Grid, Worst
 from fedrane.report.page import MODELS, MOST_NAMED_CLASSES, Embedded
 from fedrane.report.runs import Line
+from fedrane.report.tsne import Points
 
 SUFFIXES = (".png", ".svg")
 SEQUENTIAL = LinearSegmentedColormap.from_list("sequential", style.SEQUENTIAL)
@@ -241,7 +241,7 @@ def _features(lines: Sequence[Line], embedded: dict[int, Points]) -> Figure:
     classes, *others = (lines[number].first.classes for number in embedded)
     for axis, (number, points) in zip(axes, embedded.items(), strict=True):
         inks = style.class_colours(len(lines[number].first.classes))
-        x, y = points.places.T
+        x, y = points.positions.T
         axis.scatter(x, y, s=3, c=[inks[label] for label in points.labels], linewidths=0)
         axis.set(title=style.short(lines[number].name), xticks=[], yticks=[], aspect="equal", adjustable="datalim")
         axis.spines[:].set_visible(True)

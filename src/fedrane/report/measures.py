@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedrane import timing
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.comparison import Cell
 from fedrane.evaluation import Metrics
+from fedrane.report.comparison import Cell
 from fedrane.report.runs import Line, Run
 
 Floats = NDArray[np.float64]

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from fedrane import display, extras
+from fedrane import extras
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL
-from fedrane.comparison import Cell
 from fedrane.data.partition import Partitioning
+from fedrane.effects import uses_alpha
 from fedrane.report import measures, plots
-from fedrane.report.features import Points
+from fedrane.report.comparison import Cell
 from fedrane.report.measures import ANSWERS, COSINE, Grid
 from fedrane.report.plots import Plot
 from fedrane.report.runs import Line, differing
-from fedrane.report.style import class_colours, colour, dash, duration, listed, size
+from fedrane.report.style import class_colours, colour, count, dash, duration, listed, size
+from fedrane.report.tsne import Points
 from fedrane.settings import NAME
 
 MOST_NAMED_CLASSES = 30
@@ -142,7 +143,7 @@ def _subtitle(lines: Sequence[Line]) -> str:
     parts = [
         f"{clients} clients" if clients else "",
         _spread(lines),
-        f"{display.count(rounds, 'round')} of {display.count(epochs, 'epoch')}" if rounds and epochs else "",
+        f"{count(rounds, 'round')} of {count(epochs, 'epoch')}" if rounds and epochs else "",
         f"model {_shared(lines, 'model')}" if _shared(lines, "model") else "",
     ]
     return " · ".join(filter(None, parts))
@@ -153,7 +154,7 @@ def _spread(lines: Sequence[Line]) -> str:
     kind, alpha, file = (_shared(lines, f"partition.{key}") for key in ("kind", "alpha", "file"))
     if file:
         return "a saved partition"
-    if not kind or not display.uses_alpha(Partitioning(kind=kind)):
+    if not kind or not uses_alpha(Partitioning(kind=kind)):
         return kind or ""
     return f"{kind}, α {alpha:g}" if alpha else kind
 
@@ -168,9 +169,9 @@ def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
             yield {"label": best, "value": f"{cell} %", "about": f"{line.name}, last round"}
     runs = sum(len(line.runs) for line in lines)
     seeds = sorted({len(line.runs) for line in lines})
-    about = display.count(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    about = count(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     methods = "experiment" if len({line.settings[NAME] for line in lines}) < len(lines) else "method"
-    yield {"label": "Runs", "value": str(runs), "about": f"{display.count(len(lines), methods)}, {about} each"}
+    yield {"label": "Runs", "value": str(runs), "about": f"{count(len(lines), methods)}, {about} each"}
     spent = sum(sum(r.get("seconds") or 0 for r in run.history) for line in lines for run in line.runs)
     yield {"label": "Training time", "value": duration(spent), "about": "of all runs, with warm-up, without evaluation"}
 
@@ -423,7 +424,7 @@ def _partition(lines: Sequence[Line]) -> Section:
     found = measures.partitions(lines)
     panels = []
     for number, (who, run) in enumerate(found):
-        about = f"seed {run.seed}, {display.count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training rows"
+        about = f"seed {run.seed}, {count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training rows"
         title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training rows"
         if not run.knows_classes:
             about += "; which classes they are of does not leave the clients"

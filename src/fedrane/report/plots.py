@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.report.features import Points
 from fedrane.report.measures import Clients, Curve, Grid, Residuals, Worst
 from fedrane.report.runs import Line, Run
 from fedrane.report.style import BYTES, SECONDS, class_colours, colour, dash, decades, short, unit
+from fedrane.report.tsne import Points
 
 Plot = dict[str, Any]
 SEQUENTIAL, DIVERGING = "coloraxis", "coloraxis2"
@@ -296,8 +296,8 @@ def scatter(run: Run, found: Points) -> Plot:
             "type": "scatter",
             "mode": "markers",
             "name": text(run.classes[label]),
-            "x": plain(found.places[found.labels == label, 0]),
-            "y": plain(found.places[found.labels == label, 1]),
+            "x": plain(found.positions[found.labels == label, 0]),
+            "y": plain(found.positions[found.labels == label, 1]),
             "marker": {"color": colours[label], "size": 4, "opacity": 0.8},
             "hovertemplate": "%{fullData.name}<extra></extra>",
         }

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import ELSEWHERE, REMOTE, defaults, read_toml
-from fedrane.folder import CONFIG, FACTS, Folder
 from fedrane.settings import NAME, dotted
+from fedrane.training.run_folder import CONFIG, METADATA, Folder
 
 DEPTH = 3
 """How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
@@ -115,11 +115,11 @@ def read(folder: Folder) -> Run:
             raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
     settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
     history = folder.read_metrics()
-    facts = folder.read_facts()
+    facts = folder.read_metadata()
     classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
     columns = {len(classes), 1} if settings.get("engine") == REMOTE else {len(classes)}
     if labels.shape[1] not in columns:
-        raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
+        raise CheckpointError(f"{folder.path / METADATA}: labels of shape {labels.shape} for {len(classes)} classes")
     deviations = tuple(facts.get("deviations", ()))
     return Run(folder.path, settings, history, folder.finished, classes, labels, deviations, folder.label)
 

@@ -6,6 +6,9 @@ import colorsys
 import math
 from collections.abc import Sequence
 
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.evaluation import Metrics
+
 # Mid-tones that stand out from white and from a dark page alike; neighbours differ in hue and in lightness.
 COLOURS = (
     "#2f7dc0", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16",
@@ -90,3 +93,35 @@ def listed(names: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe_round(record: Metrics) -> str:
+    parts = [
+        f"{whose} {percent(record[f'{whose}/accuracy'])}"
+        for whose in (GLOBAL, PERSONAL)
+        if f"{whose}/accuracy" in record
+    ]
+    if record.get("train/loss") is not None:
+        parts.append(f"loss {record['train/loss']:.4f}")
+    parts.append(speed(record))
+    if record["lost"]:
+        parts.append(f"{len(record['lost'])} lost")
+    return "  ".join(parts)
+
+
+def speed(record: Metrics) -> str:
+    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "nobody answered"

@@ -18,7 +18,7 @@ from typing import Any
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.records import device_name
-from fedrane.reproduce.store import DONE, Record
+from fedrane.reproduce.results import DONE, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell
 from fedrane.run import Result, as_dataset, pick_device, run
@@ -66,7 +66,7 @@ class Speeds:
             return None
         like = _like(cell.settings, device_name(str(pick_device(experiment.device))), experiment.engine)
         if like not in self.known and time.monotonic() < self.until:
-            self.tell(f"measuring {cell.row.title} on {cell.place.dataset}, {experiment.clients} clients")
+            self.tell(f"measuring {cell.row.title} on {cell.condition.dataset}, {experiment.clients} clients")
             self.known[like] = self._measure(cell, experiment)
             self.measured += 1
             _write(self.cache, self.known)

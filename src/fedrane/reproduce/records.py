@@ -18,8 +18,8 @@ from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import Diverged, FedraneError
 from fedrane.evaluation import Metrics
-from fedrane.features import embed, sample, seen_by_head
-from fedrane.reproduce.store import DONE, FAILED, Record
+from fedrane.report.tsne import embed, head_inputs, sample
+from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.run import Result, best_of, evaluated
 from fedrane.settings import Settings
 
@@ -128,7 +128,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def _tsne(result: Result) -> dict[str, Any] | None:
-    """Test rows, the same for every method, where t-SNE places their features; nothing without a global model."""
+    """Test rows, the same for every method, where t-SNE puts their features; nothing without a global model."""
     if GLOBAL not in result.algorithm.answers_on(result.task):
         return None
     from sklearn.metrics import silhouette_score  # slow to import
@@ -159,7 +159,7 @@ def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         x, y = federation.test.take(some)
         return algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
 
-    return seen_by_head(task, algorithm, federation.batch, rows, answer)
+    return head_inputs(task, algorithm, federation.batch, rows, answer)
 
 
 COSINES = "cosines"

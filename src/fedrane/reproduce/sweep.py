@@ -17,11 +17,11 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.files import clear_errors
-from fedrane.folder import Folder
 from fedrane.reproduce import records
-from fedrane.reproduce.store import DONE, FAILED, Record, Store, lock
+from fedrane.reproduce.results import DONE, FAILED, Record, ResultStore, lock
 from fedrane.reproduce.targets import Cell
 from fedrane.run import Callback, Result, as_dataset, pick_device, resume, run
+from fedrane.training.run_folder import Folder
 
 WAITING, UNKNOWN, ABSENT, ELSEWHERE = "waiting", "unknown", "absent", "elsewhere"
 Watch = Callable[[Cell], AbstractContextManager[Sequence[Callback]]]
@@ -33,7 +33,7 @@ class Sweep:
     """Cells to be done, and what has become of them."""
 
     cells: Sequence[Cell]
-    store: Store
+    store: ResultStore
     runs: Path
     """Where run folders lie."""
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Sweep:
             return DONE
         if cell.experiment is None:
             return UNKNOWN
-        if cell.place.dataset in self.absent:
+        if cell.condition.dataset in self.absent:
             return ABSENT
         again = self.retry and cell.key not in self.tried
         if record and record["status"] == FAILED and not again:
@@ -73,13 +73,13 @@ class Sweep:
         return cell.problem if status == UNKNOWN else ""
 
     def waiting(self) -> list[Cell]:
-        """What is to be run, each once: a table may want a cell in two places."""
+        """What is to be run, each once: two entries of a table may share a cell."""
         unique = {cell.key: cell for cell in self.cells if self.status(cell) == WAITING}
         return list(unique.values())
 
     def folder(self, cell: Cell) -> Folder:
         method = str(cell.settings["method.name"]).rpartition(":")[2]
-        name = f"{Path(cell.place.dataset).stem}-{cell.place.alpha:g}-{method}-seed{cell.seed}-{cell.key}"
+        name = f"{Path(cell.condition.dataset).stem}-{cell.condition.alpha:g}-{method}-seed{cell.seed}-{cell.key}"
         return Folder(self.runs / name)
 
     def go(
@@ -154,7 +154,7 @@ class Sweep:
             return None
         if set(cell.keeps) - record["kept"].keys() != {records.COSINES}:
             return None
-        history, population = folder.read_metrics(), len(folder.read_facts()["labels"])
+        history, population = folder.read_metrics(), len(folder.read_metadata()["labels"])
         if len(history) != record["rounds"]:
             return None
         return {**record, "kept": {**record["kept"], records.COSINES: records.cosines(history, population)}}

@@ -1,7 +1,7 @@
 """What a table or figure of the paper is made of: a target, its rows, and the cells that must be run for it.
 
 Targets and rows are TOML files in ``fedrane/experiments``. A cell's settings are laid one over the other: those common
-to all, the dataset's, the row's, the target's, tuned ones, the place in the table or figure, and the user's words.
+to all, the dataset's, the row's, the target's, tuned ones, the condition's, and the user's words.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in a table or figure: a column, or a point of a curve."""
+class Condition:
+    """A column of a table, or a point of a curve: the dataset, α, and the value that the target varies."""
 
     dataset: str
     alpha: float
     value: float | None = None
-    """Of what the target varies, if anything."""
+    """None where the target varies nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a user asks of a target; what is empty is as the target says."""
+class Selection:
+    """The part of a target that the user asks for. What is empty is as in the target."""
 
     datasets: tuple[str, ...] = ()
     alphas: tuple[float, ...] = ()
@@ -99,10 +99,10 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run: a row at a place, with a seed."""
+    """One run: a row under a condition, with a seed."""
 
     row: Row
-    place: Place
+    condition: Condition
     seed: int
     settings: Settings
     """All that decides the result."""
@@ -117,8 +117,8 @@ class Cell:
 
     @property
     def where(self) -> str:
-        value = "" if self.place.value is None else f", {self.place.value:g}"
-        return f"{self.place.dataset}, α {self.place.alpha:g}{value}, seed {self.seed}"
+        value = "" if self.condition.value is None else f", {self.condition.value:g}"
+        return f"{self.condition.dataset}, α {self.condition.alpha:g}{value}, seed {self.seed}"
 
     @property
     def name(self) -> str:
@@ -158,12 +158,12 @@ def paper_alphas() -> tuple[float, ...]:
     return tuple(_shipped(PAPER)["alphas"])
 
 
-def in_paper(measure: str, row: str, place: Place) -> float | None:
-    """The paper's figure at a place of its tables."""
-    values = paper().get(measure, {}).get(place.dataset, {}).get(row)
-    if values is None or place.value is not None or place.alpha not in paper_alphas():
+def in_paper(measure: str, row: str, condition: Condition) -> float | None:
+    """The paper's figure at a condition of its tables."""
+    values = paper().get(measure, {}).get(condition.dataset, {}).get(row)
+    if values is None or condition.value is not None or condition.alpha not in paper_alphas():
         return None
-    return values[paper_alphas().index(place.alpha)]
+    return values[paper_alphas().index(condition.alpha)]
 
 
 @cache
@@ -252,39 +252,42 @@ def rows_of(target: Target, chosen: Sequence[str]) -> list[Row]:
     return sorted(rows, key=lambda row: (COMPARISON, OWN, OURS).index(row.group))
 
 
-def places_of(target: Target, choice: Choice) -> list[Place]:
-    places = (
-        Place(dataset, alpha, value)
-        for dataset in choice.datasets or target.datasets
-        for alpha in choice.alphas or target.alphas
+def conditions_of(target: Target, selection: Selection) -> list[Condition]:
+    conditions = (
+        Condition(dataset, alpha, value)
+        for dataset in selection.datasets or target.datasets
+        for alpha in selection.alphas or target.alphas
         for value in target.values or (None,)
     )
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(conditions))
 
 
-def seeds_of(target: Target, choice: Choice) -> tuple[int, ...]:
-    return choice.seeds or tuple(range(target.seeds))
+def seeds_of(target: Target, selection: Selection) -> tuple[int, ...]:
+    return selection.seeds or tuple(range(target.seeds))
 
 
-def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B008 - it is frozen
+def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # noqa: B008 - it is frozen
     """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
-    rows, places = rows_of(target, choice.methods), places_of(target, choice)
-    words = _words(choice.words, rows)
+    rows, conditions = rows_of(target, selection.methods), conditions_of(target, selection)
+    words = _words(selection.words, rows)
     if any(target.vary in mine for mine in words.values()):
         raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
 
-    def make(row: Row, place: Place, seed: int, idle: Iterable[str] = ()) -> Cell:
+    def make(row: Row, condition: Condition, seed: int, idle: Iterable[str] = ()) -> Cell:
         mine = {key: value for key, value in (words[""] | words.get(row.name, {})).items() if key not in idle}
-        return _cell(target, row, place, seed, choice.tuned, mine, here[row.name])
+        return _cell(target, row, condition, seed, selection.tuned, mine, here[row.name])
 
-    made = [make(row, place, seed) for seed in seeds_of(target, choice) for place in places for row in rows]
+    made = [
+        make(row, condition, seed) for seed in seeds_of(target, selection) for condition in conditions for row in rows
+    ]
     _check_names([cell.experiment for cell in made if cell.experiment])
     idle = [_idle_words(cell.experiment) for cell in made]
     _check_words(words, made, idle)
     # A word may be meant for some datasets only. Where it does nothing, the cell is the one without it.
     return [
-        make(cell.row, cell.place, cell.seed, found) if found else cell for cell, found in zip(made, idle, strict=True)
+        make(cell.row, cell.condition, cell.seed, found) if found else cell
+        for cell, found in zip(made, idle, strict=True)
     ]
 
 
@@ -332,7 +335,7 @@ def _is_here(method: str) -> bool:
 def _cell(
     target: Target,
     row: Row,
-    place: Place,
+    condition: Condition,
     seed: int,
     tuned: Sequence[Mapping[str, Any]],
     words: Settings,
@@ -340,30 +343,30 @@ def _cell(
 ) -> Cell:
     values: Settings = {
         "method.name": row.name,  # first: what follows may be fields of it
-        **_common(place.dataset),
+        **_common(condition.dataset),
         **row.settings,
-        **row.datasets.get(place.dataset, {}),
+        **row.datasets.get(condition.dataset, {}),
         **target.settings,
-        **best_settings(tuned, row.name, place),
-        "dataset": place.dataset,
-        "partition.alpha": place.alpha,
+        **best_settings(tuned, row.name, condition),
+        "dataset": condition.dataset,
+        "partition.alpha": condition.alpha,
         "seed": seed,
-        **({target.vary: place.value} if place.value is not None else {}),
+        **({target.vary: condition.value} if condition.value is not None else {}),
         **words,
     }
     if not here:
         settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
         problem = f"method {values['method.name']!r} is not known here"
-        return Cell(row, place, seed, settings, None, target.keeps, problem)
+        return Cell(row, condition, seed, settings, None, target.keeps, problem)
     asked = dict.fromkeys((*target.settings, "partition.alpha", *([target.vary] if target.vary else [])), target.name)
     experiment = Experiment.from_dict(nested(values)).set_by(asked | dict.fromkeys(words, WORD))
-    return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
+    return Cell(row, condition, seed, settings_of(experiment), experiment, target.keeps)
 
 
-def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, place: Place) -> Settings:
+def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, condition: Condition) -> Settings:
     """Tuned for the row on the dataset: at this α if there is such, else at any."""
-    fitting = [t for t in tuned if t["method"] == row and t["dataset"] == place.dataset]
-    exact = [t for t in fitting if t["alpha"] == place.alpha]
+    fitting = [t for t in tuned if t["method"] == row and t["dataset"] == condition.dataset]
+    exact = [t for t in fitting if t["alpha"] == condition.alpha]
     return flat((exact or fitting or [{"settings": {}}])[-1]["settings"])
 
 

@@ -27,10 +27,10 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import KEYS, Experiment
 from fedrane.files import write_atomically
-from fedrane.reproduce.sheets import BEST
-from fedrane.reproduce.store import DONE, lock
+from fedrane.reproduce.results import DONE, lock
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Cell, Choice, Place, Target, cells, row
+from fedrane.reproduce.tables import BEST
+from fedrane.reproduce.targets import Cell, Condition, Selection, Target, cells, row
 from fedrane.run import as_dataset, make_partition
 from fedrane.settings import FIELD, Settings, addressed, flat, nested, parse
 
@@ -93,24 +93,24 @@ def _with_fields(method: str, words: Mapping[str, str]) -> Algorithm:
     return Experiment.from_dict(nested({k: v for k, v in set_here.items() if k.startswith(FIELD)})).algorithm
 
 
-def for_each(names: Sequence[str], choice: Choice) -> dict[str, Choice]:
+def for_each(names: Sequence[str], selection: Selection) -> dict[str, Selection]:
     """What is asked for each of several methods: the words for all, and those for it alone."""
-    shared, own = addressed(parse(choice.words), {name: name for name in names}, KEYS)
+    shared, own = addressed(parse(selection.words), {name: name for name in names}, KEYS)
     words = {name: [f"{key}={value}" for key, value in (shared | mine).items()] for name, mine in own.items()}
-    return {name: replace(choice, words=tuple(words[name])) for name in names}
+    return {name: replace(selection, words=tuple(words[name])) for name in names}
 
 
-def trials(method: str, place: Place, grid: Grid, choice: Choice, validation: float) -> list[Trial]:
+def trials(method: str, condition: Condition, grid: Grid, selection: Selection, validation: float) -> list[Trial]:
     """Every combination of the grid's values, on the rows that are not test rows."""
     if not 0 < validation < 1:
         raise ConfigError(f"--validation {validation:g}", "it is a share of the training rows", "Use for instance 0.2")
-    seeds = choice.seeds or (0,)
-    target = Target("tune", "", "table", (), (method,), (place.dataset,), (place.alpha,), len(seeds))
+    seeds = selection.seeds or (0,)
+    target = Target("tune", "", "table", (), (method,), (condition.dataset,), (condition.alpha,), len(seeds))
     found = []
     for values in itertools.product(*grid.values()):
         tried = dict(zip(grid, values, strict=True))
-        words = (*choice.words, *(f"{key}={value}" for key, value in tried.items()))
-        made = cells(target, Choice((), (), (method,), seeds, words))
+        words = (*selection.words, *(f"{key}={value}" for key, value in tried.items()))
+        made = cells(target, Selection((), (), (method,), seeds, words))
         wanted = [cell.experiment for cell in made if cell.experiment]
         if not wanted:
             raise ConfigError(made[0].problem, remedy=nearest(method, methods.known()))
@@ -187,7 +187,7 @@ def score(sweep: Sweep, trial: Trial, measure: str) -> float | None:
     return statistics.fmean(values)
 
 
-def choose(sweep: Sweep, found: Sequence[Trial], place: Place, measure: str) -> Tuned:
+def choose(sweep: Sweep, found: Sequence[Trial], condition: Condition, measure: str) -> Tuned:
     """The best trial; of equals the first."""
     scored = [(value, trial) for trial in found if (value := score(sweep, trial, measure)) is not None]
     method = found[0].cells[0].row.name
@@ -196,7 +196,7 @@ def choose(sweep: Sweep, found: Sequence[Trial], place: Place, measure: str) -> 
             f"no trial of {method} came to an end", sweep.reason(found[0].cells[0]), "Try smaller learning rates"
         )
     value, trial = max(scored, key=lambda pair: pair[0])
-    return Tuned(method, place.dataset, place.alpha, trial.values, value, measure, len(found))
+    return Tuned(method, condition.dataset, condition.alpha, trial.values, value, measure, len(found))
 
 
 # ---- the file that reproduce reads

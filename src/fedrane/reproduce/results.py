@@ -29,7 +29,7 @@ NEEDED = {DONE: frozenset({"kept"}), FAILED: frozenset({"word", "reason"})}
 """What a record must tell beside its settings."""
 
 
-class Store:
+class ResultStore:
     """All results in a folder."""
 
     def __init__(self, folder: str | Path) -> None:

@@ -1,58 +1,28 @@
-"""What a run shows while it goes: a live display in a terminal, plain lines elsewhere, JSON for machines."""
+"""What a run prints while it trains: a progress bar in a terminal, plain lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fedrane import effects, extras
+from fedrane import extras
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.data.partition import Partitioning
+from fedrane.cli.console import write_line
+from fedrane.effects import uses_alpha
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
 from fedrane.files import clear_errors
-from fedrane.profile import Profiler
+from fedrane.report.style import clock, count, describe_round, percent, speed
 from fedrane.run import Callback, Result
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def describe_round(record: Metrics) -> str:
-    parts = [
-        f"{whose} {percent(record[f'{whose}/accuracy'])}"
-        for whose in (GLOBAL, PERSONAL)
-        if f"{whose}/accuracy" in record
-    ]
-    if record.get("train/loss") is not None:
-        parts.append(f"loss {record['train/loss']:.4f}")
-    parts.append(speed(record))
-    if record["lost"]:
-        parts.append(f"{len(record['lost'])} lost")
-    return "  ".join(parts)
-
-
-def speed(record: Metrics) -> str:
-    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "nobody answered"
-
-
-def plain_table(*columns: str) -> Table:
-    """A table whose cells can be copied: nothing is cut, what is too long goes on in the next line."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 class Messages(Callback):
@@ -168,28 +138,6 @@ class TensorBoard(Callback):
         self.writer.close()
 
 
-def profile_table(profiler: Profiler) -> Table:
-    """The parts of the traced round, then its operations, the dearest first."""
-    table = plain_table("part of the round", "seconds", "calls")
-    for number, parts in enumerate((profiler.phases, profiler.operations)):
-        if number:
-            table.add_section()
-        for part in parts:
-            name = part.name if len(part.name) <= 60 else part.name[:57] + "…"
-            table.add_row(escape(name), f"{part.seconds:.4f}", str(part.calls))
-    return table
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def headline(experiment: Experiment, federation: Federation) -> str:
     e, rows = experiment, sum(len(r) for r in federation.split.train)
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
@@ -200,5 +148,24 @@ def headline(experiment: Experiment, federation: Federation) -> str:
     )
 
 
-def uses_alpha(how: Partitioning) -> bool:
-    return not how.file and how.kind in effects.ALPHA
+@contextmanager
+def watching(
+    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = "", who: Mapping[str, str] = {}
+) -> Iterator[list[Callback]]:
+    """What shows a run: with ``label`` before its lines, or ``who`` among the facts of its lines of JSON."""
+    watch: list[Callback] = [TensorBoard(board)] if board else []
+    live: Live | None = None
+    if as_json:
+        watch.append(JsonLines(write_line, who))
+    elif quiet:
+        watch.append(Messages(console))
+    elif console.is_terminal:
+        live = Live(console, label)
+        watch.append(live)
+    else:
+        watch.append(Lines(console, label))
+    try:
+        yield watch
+    finally:
+        if live:
+            live.close()

@@ -14,29 +14,31 @@ from rich.markup import escape
 
 from fedrane import methods
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.display import clock, count, percent, plain_table
+from fedrane.cli.arguments import DataRoot, with_data_root
+from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, say, show, write_line
+from fedrane.cli.progress import watching
 from fedrane.errors import ConfigError, nearest
 from fedrane.files import write_atomically
-from fedrane.reproduce import records, sheets, tune
+from fedrane.report.style import clock, count, percent
+from fedrane.reproduce import records, tables, tune
 from fedrane.reproduce.estimate import Speeds
-from fedrane.reproduce.store import DONE, FAILED, Store
+from fedrane.reproduce.results import DONE, FAILED, ResultStore
 from fedrane.reproduce.sweep import ABSENT, ELSEWHERE, UNKNOWN, WAITING, Sweep, counts
 from fedrane.reproduce.targets import (
     ALL,
     Cell,
-    Choice,
-    Place,
+    Condition,
+    Selection,
     Target,
     absent,
     best_settings,
     cells,
+    conditions_of,
     known,
     parse_seeds,
-    places_of,
     targets,
 )
 from fedrane.run import Callback
-from fedrane.terminal import INTERRUPTED, Stop, console_for, say, show, watching, with_data_root, write_line
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[key=value …]", show_default=False)]
 Dataset = Annotated[str, typer.Option("--dataset", help="Names with commas; others than the target's stand in.")]
@@ -44,9 +46,6 @@ Methods = Annotated[
     str, typer.Option("--methods", help="Names with commas, yours as path.py:Class; 'all' is the target's own.")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Other than the paper's 100.", show_default=False)]
-DataRoot = Annotated[
-    str, typer.Option("--data-root", help="Where datasets lie (else FEDRANE_DATA, else the cache folder).")
-]
 Results = Annotated[Path, typer.Option("--results", help="The folder of results, one line a cell.")]
 Out = Annotated[Path, typer.Option("--out", help="The folder for tables, figures and run folders.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Run cells that have failed again, from their start.")]
@@ -96,7 +95,7 @@ def reproduce_command(
     if measuring is None:
         measuring = MEASURING if measure else 0.0
     data_root = data_root or _root_in(words)
-    choice = Choice(
+    selection = Selection(
         _names(dataset, "--dataset"),
         _numbers(alpha, "--alpha"),
         _names(names, "--methods"),
@@ -107,18 +106,18 @@ def reproduce_command(
     wanted = targets(target)
     for each in wanted:
         _check_target(each)
-    here = {place.dataset for each in wanted for place in places_of(each, choice)}
+    here = {condition.dataset for each in wanted for condition in conditions_of(each, selection)}
     missing = absent(sorted(here), data_root)
     for name, how in missing.items():
         say(console, f"{name} is not on this machine: its cells stay empty. Get it with {how}")
-    store = Store(results)
-    sweeps = [(each, Sweep(cells(each, choice), store, out / "cells", missing, retry)) for each in wanted]
+    store = ResultStore(results)
+    sweeps = [(each, Sweep(cells(each, selection), store, out / "cells", missing, retry)) for each in wanted]
     if tuned:
         rows = {
             cell.row.title: None
             for _, sweep in sweeps
             for cell in sweep.cells
-            if best_settings(choice.tuned, cell.row.name, cell.place)
+            if best_settings(selection.tuned, cell.row.name, cell.condition)
         }
         say(console, f"settings of {tuned}: {', '.join(rows) or 'none fits'}")
     if dry_run:
@@ -137,7 +136,7 @@ def reproduce_command(
             if show_only and not any(cell.key in sweep.records for cell in sweep.cells):
                 say(console, f"{each.name}: nothing is there yet, so nothing is written")
                 continue
-            _show(console, each, choice, sweep, out, last, as_json)
+            _show(console, each, selection, sweep, out, last, as_json)
             failed += sum(sweep.status(cell) in (FAILED, UNKNOWN) for cell in sweep.cells)
     if failed:
         raise typer.Exit(1)
@@ -171,26 +170,30 @@ def tune_command(
     if measure not in tune.MEASURES:
         raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
     data_root = data_root or _root_in(words)
-    choice = Choice(seeds=parse_seeds(seeds), words=_all_words(words, rounds, data_root))
+    selection = Selection(seeds=parse_seeds(seeds), words=_all_words(words, rounds, data_root))
     datasets, tuned_methods = _names(dataset, "--dataset", needed=True), _names(names, "METHOD", needed=True)
     for name, how in absent(datasets, data_root).items():
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
-    places = [Place(name, number) for name in datasets for number in _numbers(alpha, "--alpha", needed=True)]
+    conditions = [Condition(name, number) for name in datasets for number in _numbers(alpha, "--alpha", needed=True)]
     for method in tuned_methods:
         if measure != tune.BOTH and measure not in methods.find(method).kind.answers:
             raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
-    store = Store(results / "tune")
+    store = ResultStore(results / "tune")
     with tune.open_for_more(tuned):
         pass  # what cannot be added to is told before the trials, not after
     written, failed = False, False
-    chosen = tune.for_each(tuned_methods, choice)
+    chosen = tune.for_each(tuned_methods, selection)
     planned = [  # all of them at first, so that a mistake is reported before the first trial
-        (method, place, tune.trials(method, place, tune.grid_of(method, grid or (), each.words), each, validation))
+        (
+            method,
+            condition,
+            tune.trials(method, condition, tune.grid_of(method, grid or (), each.words), each, validation),
+        )
         for method, each in chosen.items()
-        for place in places
+        for condition in conditions
     ]
     with Stop(console).listening() as stop:
-        for method, place, found in planned:
+        for method, condition, found in planned:
             every = [cell for trial in found for cell in trial.cells]
             sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.Rows(found, validation))
             if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
@@ -200,7 +203,7 @@ def tune_command(
                 say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
                 continue
             try:
-                best = tune.choose(sweep, found, place, measure)
+                best = tune.choose(sweep, found, condition, measure)
             except ConfigError as error:  # one method's trouble is not the others'
                 say(console, str(error))
                 failed = True
@@ -246,7 +249,7 @@ def _root_in(words: Sequence[str] | None) -> str:
 def _check_target(target: Target) -> None:
     """What a target of one's own asks for must be known before its cells are run."""
     measures = (*target.measures, *target.drawn, *target.panels)
-    for key, asked, there in (("measure", measures, sheets.MEASURES), ("keeps", target.keeps, records.KEPT)):
+    for key, asked, there in (("measure", measures, tables.MEASURES), ("keeps", target.keeps, records.KEPT)):
         for name in asked:
             if name not in there:
                 raise ConfigError(f"{target.name}.toml: {key} {name!r} is not known", remedy=nearest(name, there))
@@ -283,21 +286,23 @@ def _teller(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int,
 # ---- what came out
 
 
-def _show(console: Console, target: Target, choice: Choice, sweep: Sweep, out: Path, last: bool, as_json: bool) -> None:
+def _show(
+    console: Console, target: Target, selection: Selection, sweep: Sweep, out: Path, last: bool, as_json: bool
+) -> None:
     from fedrane.reproduce.draw import figures  # matplotlib is slow to import
 
-    made = sheets.sheets(target, choice, sweep)
-    for suffix, text in (("md", sheets.markdown(made)), ("csv", sheets.as_csv(made)), ("tex", sheets.latex(made))):
+    made = tables.result_tables(target, selection, sweep)
+    for suffix, text in (("md", tables.markdown(made)), ("csv", tables.as_csv(made)), ("tex", tables.latex(made))):
         write_atomically(out / f"{target.name}.{suffix}", text)
     drawn = figures(target, made, sweep, out)
     if not as_json:
-        which = sheets.LAST if last else sheets.BEST
-        for sheet in made:
-            if (sheet.which == which or not sheet.how.percent) and sheet.has_anything():
-                say(console, f"\n{sheet.title}")
-                for table in sheets.terminal(sheet):
-                    show(console, table)
-                say(console, sheet.caption)
+        which = tables.LAST if last else tables.BEST
+        for table in made:
+            if (table.which == which or not table.how.percent) and table.has_anything():
+                say(console, f"\n{table.title}")
+                for grid in tables.terminal(table):
+                    show(console, grid)
+                say(console, table.caption)
     for note in made[0].notes:
         say(console, note)
     if elsewhere := counts(sweep).get(ELSEWHERE):
@@ -313,8 +318,8 @@ def _told(found: dict[str, int]) -> str:
 
 def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
     record = sweep.records.get(cell.key, {})
-    place = {"dataset": cell.place.dataset, "alpha": cell.place.alpha, "value": cell.place.value}
-    line = {"target": target.name, "method": cell.row.name, **place, "seed": cell.seed, "key": cell.key}
+    condition = {"dataset": cell.condition.dataset, "alpha": cell.condition.alpha, "value": cell.condition.value}
+    line = {"target": target.name, "method": cell.row.name, **condition, "seed": cell.seed, "key": cell.key}
     line |= {"status": sweep.status(cell), "reason": sweep.reason(cell)}
     return line | {name: record.get(name) for name in (GLOBAL, PERSONAL, "seconds", "device", "version")}
 
@@ -364,7 +369,7 @@ def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, 
     table.title = f"{target.name}: {escape(target.title)}"
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in sweep.cells:
-        groups.setdefault((cell.place.dataset, cell.row.title), []).append(cell)
+        groups.setdefault((cell.condition.dataset, cell.row.title), []).append(cell)
     for (dataset, title), group in groups.items():
         found = counts(sweep, group)
         each = [times[cell.key] for cell in group if cell.key in times]

@@ -30,7 +30,7 @@ except ImportError:  # not a Unix: the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-FACTS, PARTITION, SESSIONS = "facts.json", "partition.npz", "sessions.json"
+METADATA, PARTITION, SESSIONS = "metadata.json", "partition.npz", "sessions.json"
 CODE, CALIBRATION = "code", "calibration.json"
 COMPARISON = "comparison.json"
 """In the folder above those of a comparison's methods: the labels that they were given, by folder."""
@@ -129,21 +129,21 @@ class Folder:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def read_facts(self) -> dict[str, Any]:
+    def read_metadata(self) -> dict[str, Any]:
         """What a run's models and inputs are; all that is read of it is of the right kind."""
-        facts = self.read_json(FACTS)
+        facts = self.read_json(METADATA)
         try:
             known = isinstance(facts["inputs"]["classes"], list)
             known &= np.array(facts["labels"], dtype=np.int64).ndim == 2
         except (KeyError, TypeError, ValueError, OverflowError):
             known = False
         if not known:
-            raise CheckpointError(f"{self.path / FACTS} has no classes and labels")
+            raise CheckpointError(f"{self.path / METADATA} has no classes and labels")
         for name, kind in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
             found = facts.get(name, kind())
             texts = found.values() if isinstance(found, dict) else found
             if not isinstance(found, kind) or not all(isinstance(text, str) for text in texts):
-                raise CheckpointError(f"{self.path / FACTS}: {name} cannot be read")
+                raise CheckpointError(f"{self.path / METADATA}: {name} cannot be read")
         return dict(facts)
 
     @property

@@ -20,7 +20,7 @@ import torch
 from fedrane._version import __version__
 from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.folder import SESSIONS, Folder
+from fedrane.training.run_folder import SESSIONS, Folder
 
 Entry = dict[str, Any]
 COMPARED = ("versions", "machine")

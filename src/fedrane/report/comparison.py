@@ -21,10 +21,10 @@ from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.files import write_atomically
-from fedrane.folder import COMPARISON, CONFIG, FACTS, METRICS, SUMMARY, Folder, read_labels
-from fedrane.predictor import Inputs
 from fedrane.run import Callback, automatic_model, resume, run
 from fedrane.settings import dotted
+from fedrane.training.predictor import Inputs
+from fedrane.training.run_folder import COMPARISON, CONFIG, METADATA, METRICS, SUMMARY, Folder, read_labels
 
 COLUMNS = (
     ("global last", GLOBAL, "last"),
@@ -220,7 +220,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
     name = dotted(values).get("method.name")
     if name != wanted.method_name:  # and what the folder names is not loaded
         raise _another(folder, "method.name", name, wanted.method_name)
-    facts = folder.read_facts()
+    facts = folder.read_metadata()
     for deviation in facts.get("deviations", []):
         raise CheckpointError(
             f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
@@ -234,7 +234,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         )
     config = Experiment.from_dict(values)
     saved, idle = dotted(config.to_dict()), effects.idle(config)
-    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts["inputs"], folder.path / FACTS))
+    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts["inputs"], folder.path / METADATA))
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)

@@ -1,0 +1,159 @@
+"""``fedrane run``, ``resume`` and ``predict``: train a model and use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrane.calibration import TRAINING
+from fedrane.cli.arguments import Board, DataRoot, Json, Quiet, Trust, Words, experiment_of
+from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, say, show, write_line
+from fedrane.cli.progress import watching
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment
+from fedrane.report.comparison import Comparison
+from fedrane.run import Result, load, resume, run
+from fedrane.settings import parse
+from fedrane.training.predictor import answer, read_rows
+from fedrane.training.profiling import Profiler
+from fedrane.training.run_folder import CONFIG, Folder
+
+
+def _conclude(console: Console, result: Result, as_json: bool) -> None:
+    if not result.finished:
+        say(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
+        raise typer.Exit(INTERRUPTED)
+    if not as_json:
+        name = Folder(result.folder).label if result.folder else ""
+        only = Comparison({name or result.experiment.method_name: [result.summary]}, result.folder or Path())
+        show(console, only.table())
+        say(console, f"results: {result.folder}")
+
+
+def run_command(
+    words: Words = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run folder (a new one under runs/ if not given).")
+    ] = None,
+    data_root: DataRoot = "",
+    as_json: Json = False,
+    tensorboard: Board = False,
+    trace: Annotated[
+        bool,
+        typer.Option("--profile", help="Trace one round: trace.json, which opens in Perfetto, and its main parts."),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment: a TOML file, key=value words, or both (words win).
+
+    Keys: method dataset model clients rounds epochs batch lr momentum weight_decay participation seed engine device
+    precision eval_every partition.kind partition.alpha method.FIELD … (all of them: docs/guide.md). A set of values
+    by name: preset=paper.
+    """
+    experiment = experiment_of(words, data_root)
+    folder = out or _new_folder(experiment)
+    console = console_for(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
+        profiler = Profiler(folder / "trace.json") if trace else None
+        result = run(experiment, folder, callbacks=[*watch, *([profiler] if profiler else [])], stop=stop)
+    if profiler and not as_json:
+        show(console, _profile_table(profiler))
+        say(console, f"trace: {profiler.path} (open it at ui.perfetto.dev)")
+    _conclude(console, result, as_json)
+
+
+def _new_folder(experiment: Experiment) -> Path:
+    dataset = Path(experiment.dataset).stem or "data"
+    name = f"{dataset}-{experiment.method_name.rpartition(':')[2]}-seed{experiment.seed}"
+    taken = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    return next(path for path in taken if not Folder(path).holds_run())
+
+
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Plan so many rounds.", show_default=False)
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although data or code changed since; it is recorded.")
+    ] = False,
+    trust_code: Trust = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped or killed; the end is the same, bit for bit.
+
+    With rounds=N, to that many rounds, also where the run is finished; nothing else of an experiment can be changed.
+    """
+    rounds = _rounds(words or [], folder)
+    console = console_for(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    label = Folder(folder).label
+    who = {"label": label} if label else {}
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, who=who) as watch:
+        result = resume(
+            folder, rounds=rounds, accept_changes=accept_changes, trust_code=trust_code, callbacks=watch, stop=stop
+        )
+    _conclude(console, result, as_json)
+
+
+def _rounds(words: Sequence[str], folder: Path) -> int | None:
+    """The one setting that a run can be resumed with."""
+    for word in words:
+        if word.partition("=")[0] != "rounds":
+            raise ConfigError(
+                f"{word} to resume a run",
+                "of its settings only rounds can be changed: with any other it would be another experiment",
+                f"Start a new one: fedrane run {folder / CONFIG} {word}",
+            )
+    value = parse(words, example="rounds=100").get("rounds")
+    if value is not None and not value.isdecimal():
+        raise ConfigError(f"rounds={value}", "it must be a whole number", "Use for instance rounds=100")
+    return None if value is None else int(value)
+
+
+def _profile_table(profiler: Profiler) -> Table:
+    """The parts of the traced round, then its operations, the dearest first."""
+    table = plain_table("part of the round", "seconds", "calls")
+    for number, parts in enumerate((profiler.phases, profiler.operations)):
+        if number:
+            table.add_section()
+        for part in parts:
+            name = part.name if len(part.name) <= 60 else part.name[:57] + "…"
+            table.add_row(escape(name), f"{part.seconds:.4f}", str(part.calls))
+    return table
+
+
+def predict_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
+    client: Annotated[int | None, typer.Option("--client", help="Answer with this client's own model.")] = None,
+    trust_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Answer with a trained model: the global one, or a client's own."""
+    saved = load(folder, trust_code=trust_code)
+    model = saved.model if client is None else saved.personal(client)
+    rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
+    answers = list(answer(model, rows, saved.experiment.batch))
+    if as_json:
+        for a in answers:
+            write_line(json.dumps(a) + "\n")
+        return
+    console, measure = console_for(False), "score" if model.calibration is None else "probability"
+    table = plain_table("input", "class")
+    table.add_column(measure, justify="right")
+    for a in answers:
+        table.add_row(escape(a["input"]), escape(a["class"]), f"{a[measure]:.3f}")
+    console.print(table)
+    if model.calibration and model.calibration.examples == TRAINING:
+        say(console, "probabilities were fitted to training examples; validation=0.1 sets others aside for that")

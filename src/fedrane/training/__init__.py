@@ -1,0 +1,1 @@
+"""Training: the loop, what it writes, and how it goes on."""
