@@ -120,7 +120,8 @@ def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_pa
     """Each row has its client already: a saved partition, which is of all rows, must not be laid over them."""
     plan = tmp_path / "plan.toml"
     plan.write_text(
-        'seed = 0\nalphas = [0.5]\nrungs = [10]\n[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n'
+        "seed = 0\nalphas = [0.5]\nrungs = [10]\n"
+        '[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n'
     )
     [piece] = search.load(plan).pieces()
     assert piece.wanted.partition.file == "all-rows.npz"

@@ -65,7 +65,7 @@ def scores(folder: Path, rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> tupl
     selection = Selection(seeds=(0,), words=WORDS)
     found = tune.trials("fedprox", CONDITION, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, selection, 0.2)
     every = [cell for trial in found for cell in trial.cells]
-    sweep = Sweep(every, ResultStore(folder / "results"), folder / "cells", source=tune.Rows(found, 0.2))
+    sweep = Sweep(every, ResultStore(folder / "results"), folder / "cells", source=tune.TrialData(found, 0.2))
     assert sweep.go()
     return tune.choose(sweep, found, CONDITION, "global"), [tune.score(sweep, trial, "global") for trial in found]
 
@@ -171,7 +171,7 @@ def test_a_trial_never_passes_for_a_cell_of_the_table() -> None:
 
 
 def test_grids() -> None:
-    assert tune.grid_of("fedprox", ()) == {"lr": tune.RATES, "method.strength": (0.001, 0.01, 0.1, 1.0)}
+    assert tune.grid_of("fedprox", ()) == {"lr": tune.LRS, "method.strength": (0.001, 0.01, 0.1, 1.0)}
     assert tune.grid_of("fedprox", ("lr=1,2",)) == {"lr": ("1", "2")}
     for mistake in ("lr", "lr="):
         with pytest.raises(ConfigError, match="key=value"):
@@ -201,7 +201,7 @@ def test_a_word_takes_the_place_of_a_key_s_values_in_the_grid() -> None:
 
 
 def test_a_field_without_effect_is_not_tuned() -> None:
-    assert tune.grid_of("fedrane-wo-lra", ()) == {"lr": tune.RATES}
+    assert tune.grid_of("fedrane-wo-lra", ()) == {"lr": tune.LRS}
     assert len(tune.grid_of("fedrane-wo-gne", ())) == 3
 
 
@@ -210,8 +210,8 @@ def test_a_field_that_a_word_leaves_without_effect_is_not_tuned(method: str, wor
     """Nor is an error made of it: the user never wrote it."""
     words = (*WORDS, word)
     grid = tune.grid_of(method, (), words)
-    assert grid == {"lr": tune.RATES}
-    assert len(tune.trials(method, CONDITION, grid, Selection(words=words), 0.2)) == len(tune.RATES)
+    assert grid == {"lr": tune.LRS}
+    assert len(tune.trials(method, CONDITION, grid, Selection(words=words), 0.2)) == len(tune.LRS)
     with pytest.raises(ConfigError, match="no such field"):
         tune.grid_of(method, (), (*WORDS, "method.strenght=1"))
 

@@ -35,7 +35,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result onl
 
 
 def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experiment:
-    """What a file and the words laid over it ask for; what of the file is not used is said."""
+    """The experiment of a file and the settings that override it. Values of the file that are not used are reported."""
     (experiment,) = experiments_of(words, lambda given: {"": given}, data_root).values()
     return experiment
 
@@ -43,14 +43,14 @@ def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experimen
 def experiments_of(
     words: Sequence[str] | None, share: Callable[[dict[str, str]], Mapping[str, Mapping[str, str]]], data_root: str = ""
 ) -> dict[str, Experiment]:
-    """What a file and the words laid over it ask for, where ``share`` says whose words each are.
+    """Several experiments of one file and the settings that override it; ``share`` deals out the settings by label.
 
-    What of the file none of them uses is said on standard error.
+    Values of the file that none of them uses are reported on standard error.
     """
     words = list(words or [])
     files = [word for word in words if word.endswith(".toml") and "=" not in word]
     if len(files) > 1:
-        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Lay words over it")
+        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Override it with key=value")
     given = parse(with_data_root([word for word in words if word not in files], data_root))
     made: dict[str, Experiment] = {}
     unused: list[list[Notice]] = []
@@ -63,7 +63,7 @@ def experiments_of(
 
 
 def note(notices: Iterable[Notice]) -> None:
-    """What is not used, on standard error."""
+    """Report on standard error what is not used."""
     for text in as_messages(notices):
         say(console_for(True), f"note: {text}")
 
@@ -73,7 +73,7 @@ def _about(notice: Notice, others: Iterable[Notice]) -> bool:
 
 
 def with_data_root(words: Sequence[str], data_root: str) -> list[str]:
-    """The words with the folder that ``--data-root`` names, as a path that holds from anywhere."""
+    """The settings, with the folder of ``--data-root`` as an absolute path."""
     if not data_root:
         return list(words)
     same = [w for w in words if w.startswith("data_root=") and Path(w[10:]).resolve() == Path(data_root).resolve()]

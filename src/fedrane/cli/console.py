@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 class Stop:
-    """Ctrl-C once: finish the round, save, say how to go on. Twice: stop at once."""
+    """Ctrl-C once: finish the round, save, and print how to resume. Twice: stop at once."""
 
     def __init__(self, console: Console) -> None:
         self.asked, self.console = False, console
@@ -31,7 +31,7 @@ class Stop:
         try:
             yield self
         except KeyboardInterrupt:
-            self.console.print("stopped at once; the last checkpoint stands")
+            self.console.print("stopped at once; the last checkpoint is kept")
             raise typer.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
@@ -40,28 +40,28 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        with suppress(RuntimeError):  # caught in the middle of another line, Python refuses to begin this one
+        with suppress(RuntimeError):  # Python refuses to print while another line is being printed
             self.console.print("\nfinishing this round, then saving (Ctrl-C again to stop at once)")
 
 
 def console_for(as_json: bool) -> Console:
-    """Standard output, or where that carries JSON, standard error."""
+    """Standard output, or standard error if standard output carries JSON."""
     return Console(stderr=as_json, emoji=False)
 
 
 def say(console: Console, text: str) -> None:
-    """A line as it is: paths are not broken, and their brackets are no markup."""
+    """Print a line as it is: paths are not wrapped, and their brackets are not markup."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def show(console: Console, table: Table) -> None:
-    """A table as wide as it is: rather a line too long than a result cut short."""
+    """Print a table at its full width: a line that is too long is better than a number that is cut."""
     console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
     console.print(table)
 
 
 def plain_table(*columns: str) -> Table:
-    """A table whose cells can be copied: nothing is cut, what is too long goes on in the next line."""
+    """A table whose cells can be copied: long text is wrapped, never cut."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")

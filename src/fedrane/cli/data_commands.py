@@ -22,7 +22,7 @@ data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 
 
 def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
-    """The known datasets: which are here, and how to get the others."""
+    """List the known datasets: which are on this machine, and how to get the others."""
     root = catalogue.data_root(data_root or None)
     states = catalogue.status(root)
     if as_json:
@@ -40,7 +40,7 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
 
 @data_app.command("get")
 def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
-    """Download a dataset, or the rest of one; checked, and in place only when whole."""
+    """Download a dataset, or the rest of one, and verify its checksums."""
     console = console_for(False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console) as bar:
@@ -51,18 +51,18 @@ def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], 
                 tasks[label] = bar.add_task(label, total=total)
             bar.update(tasks[label], completed=done, total=total)
 
-        said = download.get(name, catalogue.data_root(data_root or None), advance)
-    say(console, said)
+        message = download.get(name, catalogue.data_root(data_root or None), advance)
+    say(console, message)
 
 
 def partition_command(
-    words: Words = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw clients × classes into this file.")] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Save it, to be used again with partition.file=…")] = None,
+    settings: Words = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Plot clients × classes into this file.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Save the partition, for partition.file=…")] = None,
     data_root: DataRoot = "",
 ) -> None:
-    """Show how an experiment's rows lie with the clients, without running it."""
-    experiment = experiment_of(words, data_root)
+    """Show how an experiment's examples are spread over its clients, without training."""
+    experiment = experiment_of(settings, data_root)
     rows = as_dataset(experiment, None)
     experiment, unused = settled(experiment, rows, False, False)
     console = console_for(False)
@@ -76,14 +76,14 @@ def partition_command(
     )
     say(console, title)
     table = plain_table("", "fewest", "median", "most")
-    for name, values in (("rows a client", counts.sum(1)), ("classes a client", held)):
+    for name, values in (("examples per client", counts.sum(1)), ("classes per client", held)):
         table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
     console.print(table)
     if plot:
         from fedrane.report.partition_plot import draw  # matplotlib is slow to import
 
         draw(partition, rows.y, rows.classes, plot, title)
-        say(console, f"picture: {plot}")
+        say(console, f"plot: {plot}")
     if save:
         partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
         say(console, f"saved: {save}; use it again with partition.file={save}")

@@ -14,10 +14,10 @@ from fedrane.cli.console import console_for, plain_table, say, write_line
 
 
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="One of them, to see its fields.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="A method, to see its fields.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """The methods and what each answers with; of one by name, its fields and their defaults."""
+    """List the methods and the models each of them trains; for one method, its fields and defaults."""
     chosen = {name: methods.find(name)} if name else {key: methods.find(key) for key in methods.known()}
     if as_json:
         for key, entry in chosen.items():
@@ -40,19 +40,19 @@ def methods_command(
 
 
 def check_command(method: Annotated[str, typer.Argument(help="A method's name, or path.py:Class.")]) -> None:
-    """Hold a method, yours or one of ours, to the laws that every method must keep."""
+    """Test a method, yours or one of ours, against the laws that every method must keep."""
     console = console_for(False)
     entry = methods.find(method)
     found = []
     for verdict in conformance.verdicts(entry.kind(**entry.preset)):
         found.append(verdict)
         title = conformance.title(verdict.law)
-        said = f"[green]holds[/]  {title}"
+        text = f"[green]holds[/]  {title}"
         if verdict.problem:
-            said = f"[red]fails[/]  {title}: {escape(verdict.problem)}"
+            text = f"[red]fails[/]  {title}: {escape(verdict.problem)}"
         if verdict.again:
-            said = f"[yellow]not run[/]  {title}: the same error"
-        console.print(said, highlight=False, soft_wrap=True)
+            text = f"[yellow]not run[/]  {title}: the same error"
+        console.print(text, highlight=False, soft_wrap=True)
     held, blocked = sum(not v.problem for v in found), sum(v.again for v in found)
     console.print(f"{held} of {len(found)} laws hold" + (f", {blocked} could not be run" if blocked else ""))
     if held < len(found):

@@ -26,7 +26,7 @@ from fedrane.run import Callback, Result
 
 
 class Messages(Callback):
-    """Only what the user should know."""
+    """Prints messages only."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.console, self.label = console, label
@@ -36,7 +36,7 @@ class Messages(Callback):
 
 
 class Lines(Messages):
-    """One plain line a round."""
+    """One plain line for each round."""
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
         self.total, self.began, self.before = total, time.perf_counter(), len(history)
@@ -53,7 +53,7 @@ class Lines(Messages):
 
 
 class Live(Messages):
-    """A bar with the accuracies, the speed and the time left."""
+    """A progress bar with the accuracies, the speed and the time left."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         super().__init__(console, label)
@@ -84,23 +84,23 @@ class Live(Messages):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was, also after an error."""
+        """Restore the terminal, also after an error."""
         if hasattr(self, "progress"):
             self.progress.stop()
 
 
 class JsonLines(Callback):
-    """Each record as one line on standard output, and the summary as the last."""
+    """One JSON object per line: each round's record, and at the end the summary."""
 
-    def __init__(self, write: Any, who: Mapping[str, str] = {}) -> None:
+    def __init__(self, write: Any, fields: Mapping[str, str] = {}) -> None:
         self.write = write
-        self.who: dict[str, Any] = dict(who)
+        self.fields: dict[str, Any] = dict(fields)
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
-        self.who |= {"method": experiment.method_name, "seed": experiment.seed}
+        self.fields |= {"method": experiment.method_name, "seed": experiment.seed}
 
     def round(self, record: Metrics) -> None:
-        self.write(json.dumps({"event": "round", **self.who, **record}) + "\n")
+        self.write(json.dumps({"event": "round", **self.fields, **record}) + "\n")
 
     def message(self, text: str) -> None:
         self.write(json.dumps({"event": "message", "text": text}) + "\n")
@@ -108,7 +108,7 @@ class JsonLines(Callback):
     def end(self, result: Result) -> None:
         folder = str(result.folder) if result.folder else None
         self.write(
-            json.dumps({"event": "end", "finished": result.finished, "folder": folder, **self.who, **result.summary})
+            json.dumps({"event": "end", "finished": result.finished, "folder": folder, **self.fields, **result.summary})
             + "\n"
         )
 
@@ -143,20 +143,20 @@ def headline(experiment: Experiment, federation: Federation) -> str:
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
     return (
         f"[bold]{escape(e.method_name)}[/] on {escape(e.dataset)}: {e.clients} clients ({e.partition.kind}{alpha}, "
-        f"{rows:,} training rows), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
+        f"{rows:,} training examples), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
         f"lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
     )
 
 
 @contextmanager
 def watching(
-    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = "", who: Mapping[str, str] = {}
+    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = "", fields: Mapping[str, str] = {}
 ) -> Iterator[list[Callback]]:
-    """What shows a run: with ``label`` before its lines, or ``who`` among the facts of its lines of JSON."""
+    """The callbacks that print a run. ``label`` precedes its lines; ``fields`` are added to its JSON objects."""
     watch: list[Callback] = [TensorBoard(board)] if board else []
     live: Live | None = None
     if as_json:
-        watch.append(JsonLines(write_line, who))
+        watch.append(JsonLines(write_line, fields))
     elif quiet:
         watch.append(Messages(console))
     elif console.is_terminal:

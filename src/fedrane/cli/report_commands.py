@@ -25,33 +25,33 @@ from fedrane.training.run_folder import Folder
 
 
 def compare_command(
-    words: Words = None,
+    settings: Words = None,
     names: Annotated[
-        str, typer.Option("--methods", help="Names with commas between them; label=NAME where one stands twice.")
+        str, typer.Option("--methods", help="Names, comma-separated; label=NAME where a method is used twice.")
     ] = "fedavg,local",
-    out: Annotated[Path, typer.Option("--out", help="A folder for all runs.")] = Path("runs/compare"),
-    seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, from the experiment's seed on.")] = 1,
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")] = True,
+    out: Annotated[Path, typer.Option("--out", help="The folder of all runs.")] = Path("runs/compare"),
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds, from the experiment's seed on.")] = 1,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into that folder.")] = True,
     data_root: DataRoot = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same partition and seeds, print one table, and write a page with plots.
+    """Train several methods on the same partition and seeds; print one table, write one report.
 
-    A field of one method alone is set as NAME.FIELD=value, for instance fedprox.strength=0.1; so is a key such as
-    fedprox.lr=0.05. One method with several settings: --methods weak=fedprox,strong=fedprox strong.strength=1.
+    NAME.KEY=value sets a field or a key of one method only: fedprox.strength=0.1, fedprox.lr=0.05. One method with
+    several settings: --methods weak=fedprox,strong=fedprox strong.strength=1. 'fedrane run --help' lists the keys.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "it counts repetitions", "Use 1 or more")
-    experiments = _experiments(words, names, data_root)
+    experiments = _experiments(settings, names, data_root)
     first = next(iter(experiments.values())).seed
     console = console_for(as_json)
 
     with Stop(console).listening() as stop, ExitStack() as watchers:
 
         def watch(name: str, seed: int) -> Sequence[Callback]:
-            who = {"label": name}
-            return watchers.enter_context(watching(console, as_json, quiet, None, f"{name}, seed {seed} ", who))
+            label = f"{name}, seed {seed} "
+            return watchers.enter_context(watching(console, as_json, quiet, None, label, {"label": name}))
 
         done = comparison.compare(experiments, range(first, first + seeds), out, watch, stop)
     if done is None:
@@ -63,18 +63,18 @@ def compare_command(
     folders = [comparison.run_folder(out, name, seed) for name in experiments for seed in range(first, first + seeds)]
     written = _page(console, folders, out / "report.html", data_root, quiet or as_json) if page else None
     if as_json:
-        told = {"runs": done.runs, "diverged": done.diverged, "report": str(written) if written else None}
-        write_line(json.dumps({"event": "comparison", **told}) + "\n")
+        event = {"runs": done.runs, "diverged": done.diverged, "report": str(written) if written else None}
+        write_line(json.dumps({"event": "comparison", **event}) + "\n")
     if done.diverged:
         raise typer.Exit(1)
 
 
 def _page(console: Console, folders: Sequence[Folder], out: Path, data_root: str, quiet: bool) -> Path | None:
-    """The report on a comparison; that it cannot be made must not make the comparison fail."""
+    """The report on a comparison. An error in it must not make the comparison fail."""
     runs = [folder.path for folder in folders if folder.holds_run()]
-    tell = (lambda text: None) if quiet else (lambda text: say(console, text))
+    log = (lambda text: None) if quiet else (lambda text: say(console, text))
     try:
-        written = report.write(runs, out, data_root=data_root, tell=tell)
+        written = report.write(runs, out, data_root=data_root, log=log)
     except FedraneError as error:
         say(console, f"no page was written: {error}")
         return None
@@ -84,27 +84,27 @@ def _page(console: Console, folders: Sequence[Folder], out: Path, data_root: str
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="Also write every picture as PNG and SVG into this folder.")
+        Path | None, typer.Option("--figures", help="Also write every plot as PNG and SVG into this folder.")
     ] = None,
-    title: Annotated[str, typer.Option("--title", help="What the page is called.")] = "",
+    title: Annotated[str, typer.Option("--title", help="The page's title.")] = "",
     target: Annotated[
-        float | None, typer.Option("--target", help="The accuracy, 0 … 1, whose cost is shown first.")
+        float | None, typer.Option("--target", help="Show first what it costs to reach this accuracy (0 to 1).")
     ] = None,
     samples: Annotated[
-        int, typer.Option("--samples", help="Test rows in the t-SNE of features; 0 leaves it out.")
+        int, typer.Option("--samples", help="Test examples in the t-SNE plot; 0 for no plot.")
     ] = report.SAMPLES,
     data_root: DataRoot = "",
     trust_code: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one HTML page on finished or unfinished runs: curves, clients, cosines, features, cost, settings.
+    """Write one HTML page on runs, finished or not: curves, clients, cosines, features, cost, settings.
 
-    It needs no network, and nothing but a browser. Runs that differ in their seed alone are put together.
+    The page needs a browser and no network. Runs that differ only in their seed are averaged.
     """
     console = console_for(False)
-    tell = (lambda text: None) if quiet else (lambda text: say(console, text))
+    log = (lambda text: None) if quiet else (lambda text: say(console, text))
     written = report.write(
         runs,
         out,
@@ -114,7 +114,7 @@ def report_command(
         samples=samples,
         data_root=data_root,
         trust_code=trust_code,
-        tell=tell,
+        log=log,
     )
     say(console, f"page: {written}")
     if figures:
@@ -122,7 +122,7 @@ def report_command(
 
 
 def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dict[str, Experiment]:
-    """One experiment a method; a word NAME.FIELD=value goes to that method alone."""
+    """One experiment for each method; NAME.KEY=value is for that method only."""
     labels = by_label(names, {"preset", *(f.name for f in fields(Experiment))})
     if not labels:
         raise ConfigError("--methods names none", remedy=f"For instance --methods {','.join(methods.METHODS)}")
@@ -136,7 +136,7 @@ def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dic
             if key in comparison.SAME or key.startswith("partition."):
                 raise ConfigError(
                     f"{label}.{key}={own[label][key]}",
-                    "all methods are compared on the same rows, clients and cohorts",
+                    "all methods are compared on the same examples, clients and cohorts",
                     f"Set {key} for all of them",
                 )
         return {label: {**shared, NAME: name, **own[label]} for label, name in labels.items()}

@@ -40,67 +40,69 @@ from fedrane.reproduce.targets import (
 )
 from fedrane.run import Callback
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[key=value …]", show_default=False)]
-Dataset = Annotated[str, typer.Option("--dataset", help="Names with commas; others than the target's stand in.")]
-Methods = Annotated[
-    str, typer.Option("--methods", help="Names with commas, yours as path.py:Class; 'all' is the target's own.")
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value …]", help="Settings of the experiments.", show_default=False)
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="Other than the paper's 100.", show_default=False)]
-Results = Annotated[Path, typer.Option("--results", help="The folder of results, one line a cell.")]
-Out = Annotated[Path, typer.Option("--out", help="The folder for tables, figures and run folders.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Run cells that have failed again, from their start.")]
-Json = Annotated[bool, typer.Option("--json", help="One line a cell on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the tables.")]
+Dataset = Annotated[str, typer.Option("--dataset", help="Names, comma-separated (default: the target's).")]
+Methods = Annotated[
+    str, typer.Option("--methods", help="Names, comma-separated, yours as path.py:Class; 'all' is the target's list.")
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Rounds (the paper's: 100).", show_default=False)]
+Results = Annotated[Path, typer.Option("--results", help="The folder of results, one line for each cell.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder of tables, figures and run folders.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Run failed cells again, from the start.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON line for each cell on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the tables only.")]
 RESULTS, OUT = Path("experiments/results"), Path("runs/reproduce")
 MEASURING = 120.0
-"""Seconds that a dry run spends on measuring speeds, where it is to do so."""
+"""Seconds that a dry run spends on measuring speeds."""
 
 
 def reproduce_command(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=f"{', '.join([*known(), ALL])}, or a TOML file.")],
-    words: Words = None,
+    settings: Words = None,
     dataset: Dataset = "",
-    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters with commas.")] = "",
+    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters, comma-separated.")] = "",
     names: Methods = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="How many (5), which (2-4), or these (1,7).")] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="A count (5), a range (2-4), or a list (1,7).")] = "",
     rounds: Rounds = None,
     data_root: DataRoot = "",
-    tuned: Annotated[Path | None, typer.Option("--tuned", help="Settings that fedrane tune has found.")] = None,
+    tuned: Annotated[Path | None, typer.Option("--tuned", help="The file that 'fedrane tune' wrote.")] = None,
     results: Results = RESULTS,
     out: Out = OUT,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and how long it takes.")] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="In a dry run, train a few rounds where no speed is recorded (minutes).")
+        bool, typer.Option("--measure", help="In a dry run, measure the speeds that are not recorded (takes minutes).")
     ] = False,
     measuring: Annotated[
         float | None,
-        typer.Option(help=f"The same, for so many seconds ({MEASURING:g} if not given).", show_default=False),
+        typer.Option(help=f"The same, for this many seconds (default: {MEASURING:g}).", show_default=False),
     ] = None,
     show_only: Annotated[
-        bool, typer.Option("--show", help="Run nothing: tables and figures of what is there.")
+        bool, typer.Option("--show", help="Run nothing; make tables and figures of the results so far.")
     ] = False,
-    last: Annotated[bool, typer.Option("--last", help="Print the last round's figures, not the best one's.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Print the last round, not the best one.")] = False,
     retry: Retry = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a table or figure of the paper: run the cells that are missing, then show ours beside the paper's.
+    """Reproduce a table or figure of the paper, and show our results beside the paper's.
 
-    Cells that are done are not run again; a sweep that was stopped or killed goes on with the same command. Words such
-    as epochs=1 go to all methods, fedprox.strength=1 to one.
+    Only the cells that are missing are run. If it was stopped or killed, the same command goes on. Settings such as
+    epochs=1 are for all methods, fedprox.strength=1 for one.
     """
     console = console_for(as_json)
     if (measure or measuring is not None) and not dry_run:
         raise ConfigError("--measure without --dry-run", "what is run is measured anyway", "Leave it out")
     if measuring is None:
         measuring = MEASURING if measure else 0.0
-    data_root = data_root or _root_in(words)
+    data_root = data_root or _root_in(settings)
     selection = Selection(
         _names(dataset, "--dataset"),
         _numbers(alpha, "--alpha"),
         _names(names, "--methods"),
         parse_seeds(seeds) if seeds else (),
-        _all_words(words, rounds, data_root),
+        _all_words(settings, rounds, data_root),
         tune.read(tuned) if tuned else (),
     )
     wanted = targets(target)
@@ -127,8 +129,8 @@ def reproduce_command(
     with Stop(console).listening() as stop:
         for each, sweep in sweeps:
             sweep.records = store.read()  # with what the targets before it have done
-            if not show_only and not sweep.go(_watch(console, quiet or as_json), stop, _teller(console, sweep, quiet)):
-                say(console, f"stopped; the same command goes on from here ({results})")
+            if not show_only and not sweep.go(_watch(console, quiet or as_json), stop, _logger(console, sweep, quiet)):
+                say(console, f"stopped; the same command goes on ({results})")
                 raise typer.Exit(INTERRUPTED)
             if as_json:
                 for cell in sweep.cells:
@@ -143,17 +145,17 @@ def reproduce_command(
 
 
 def tune_command(
-    names: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or several with commas.")],
-    words: Words = None,
-    dataset: Annotated[str, typer.Option("--dataset", help="Names with commas.")] = "digits",
-    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters with commas.")] = "0.5",
-    seeds: Annotated[str, typer.Option("--seeds", help="How many (2), which (2-4), or these (1,7).")] = "1",
+    names: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or several, comma-separated.")],
+    settings: Words = None,
+    dataset: Annotated[str, typer.Option("--dataset", help="Names, comma-separated.")] = "digits",
+    alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters, comma-separated.")] = "0.5",
+    seeds: Annotated[str, typer.Option("--seeds", help="A count (2), a range (2-4), or a list (1,7).")] = "1",
     rounds: Rounds = None,
     grid: Annotated[
-        list[str] | None, typer.Option("--grid", help="key=v1,v2 in place of the method's own grid; may be repeated.")
+        list[str] | None, typer.Option("--grid", help="key=v1,v2 instead of the method's own grid; may be repeated.")
     ] = None,
-    validation: Annotated[float, typer.Option("--validation", help="The share of training rows to judge by.")] = 0.2,
-    measure: Annotated[str, typer.Option("--measure", help="global, personal, or both: their mean.")] = tune.BOTH,
+    validation: Annotated[float, typer.Option("--validation", help="The share of examples to validate on.")] = 0.2,
+    measure: Annotated[str, typer.Option("--measure", help="global, personal, or both (their mean).")] = tune.BOTH,
     data_root: DataRoot = "",
     tuned: Annotated[Path, typer.Option("--tuned", help="The file to write.")] = Path("experiments/tuned.toml"),
     results: Results = RESULTS,
@@ -161,16 +163,16 @@ def tune_command(
     retry: Retry = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look for a method's best settings on validation rows, never on test rows, and write them for reproduce --tuned.
+    """Search a method's best settings on validation examples, for 'fedrane reproduce --tuned'.
 
-    The grid is the method's own, with learning rates; with a word such as lr=0.1 that value alone is tried of its key.
-    What was tried is kept; the same command goes on after a stop.
+    Test examples are never used. The grid is the method's own, and learning rates; a setting such as lr=0.1 replaces
+    the values of its key. Finished trials are kept: if it was stopped, the same command goes on.
     """
     console = console_for(False)
     if measure not in tune.MEASURES:
         raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
-    data_root = data_root or _root_in(words)
-    selection = Selection(seeds=parse_seeds(seeds), words=_all_words(words, rounds, data_root))
+    data_root = data_root or _root_in(settings)
+    selection = Selection(seeds=parse_seeds(seeds), words=_all_words(settings, rounds, data_root))
     datasets, tuned_methods = _names(dataset, "--dataset", needed=True), _names(names, "METHOD", needed=True)
     for name, how in absent(datasets, data_root).items():
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
@@ -180,10 +182,10 @@ def tune_command(
             raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
     store = ResultStore(results / "tune")
     with tune.open_for_more(tuned):
-        pass  # what cannot be added to is told before the trials, not after
+        pass  # an error here comes before the trials, not after
     written, failed = False, False
     chosen = tune.for_each(tuned_methods, selection)
-    planned = [  # all of them at first, so that a mistake is reported before the first trial
+    planned = [  # all of them first: a mistake is reported before the first trial
         (
             method,
             condition,
@@ -195,16 +197,16 @@ def tune_command(
     with Stop(console).listening() as stop:
         for method, condition, found in planned:
             every = [cell for trial in found for cell in trial.cells]
-            sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.Rows(found, validation))
-            if not sweep.go(_watch(console, quiet), stop, _teller(console, sweep, quiet)):
-                say(console, f"stopped; the same command goes on from here ({results})")
+            sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.TrialData(found, validation))
+            if not sweep.go(_watch(console, quiet), stop, _logger(console, sweep, quiet)):
+                say(console, f"stopped; the same command goes on ({results})")
                 raise typer.Exit(INTERRUPTED)
             if others := counts(sweep).get(ELSEWHERE):
                 say(console, f"another process is running {count(others, 'trial')} of {method}, and will choose")
                 continue
             try:
                 best = tune.choose(sweep, found, condition, measure)
-            except ConfigError as error:  # one method's trouble is not the others'
+            except ConfigError as error:  # the other methods can still be tuned
                 say(console, str(error))
                 failed = True
                 continue
@@ -217,14 +219,14 @@ def tune_command(
         raise typer.Exit(1)
 
 
-# ---- what was asked for
+# ---- arguments
 
 
 def _names(text: str, option: str, needed: bool = False) -> tuple[str, ...]:
-    """Each once; none only where nothing was said, and need not be."""
+    """Each name once. An empty text gives none, unless one is needed."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not found and (text or needed):
-        raise ConfigError(f"{option} {text!r}", "it names nothing", "Write names with commas between them")
+        raise ConfigError(f"{option} {text!r}", "it names nothing", "Write names, comma-separated")
     return found
 
 
@@ -232,7 +234,7 @@ def _numbers(text: str, option: str, needed: bool = False) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in _names(text, option, needed))
     except ValueError as error:
-        raise ConfigError(f"{option} {text}", "it is numbers with commas between them", "Use 0.1,0.5") from error
+        raise ConfigError(f"{option} {text}", "it is numbers, comma-separated", "Use 0.1,0.5") from error
 
 
 def _all_words(words: Sequence[str] | None, rounds: int | None, data_root: str) -> tuple[str, ...]:
@@ -242,12 +244,12 @@ def _all_words(words: Sequence[str] | None, rounds: int | None, data_root: str) 
 
 
 def _root_in(words: Sequence[str] | None) -> str:
-    """The data's folder, where it was given as a word."""
+    """The folder of datasets, if it is among the settings."""
     return next((word.removeprefix("data_root=") for word in words or () if word.startswith("data_root=")), "")
 
 
 def _check_target(target: Target) -> None:
-    """What a target of one's own asks for must be known before its cells are run."""
+    """A mistake in a user's target is reported before its cells are run."""
     measures = (*target.measures, *target.drawn, *target.panels)
     for key, asked, there in (("measure", measures, tables.MEASURES), ("keeps", target.keeps, records.KEPT)):
         for name in asked:
@@ -255,11 +257,11 @@ def _check_target(target: Target) -> None:
                 raise ConfigError(f"{target.name}.toml: {key} {name!r} is not known", remedy=nearest(name, there))
 
 
-# ---- while it runs
+# ---- progress
 
 
 def _watch(console: Console, quiet: bool) -> Callable[[Cell], Any]:
-    """A bar for the cell in a terminal; elsewhere the line at its end is enough."""
+    """A progress bar for the cell in a terminal; elsewhere one line at its end."""
 
     @contextmanager
     def watch(cell: Cell) -> Iterator[Sequence[Callback]]:
@@ -269,8 +271,8 @@ def _watch(console: Console, quiet: bool) -> Callable[[Cell], Any]:
     return watch
 
 
-def _teller(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int, int], None]:
-    def tell(cell: Cell, number: int, total: int) -> None:
+def _logger(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int, int], None]:
+    def log(cell: Cell, number: int, total: int) -> None:
         if quiet:
             return
         record = sweep.records[cell.key]
@@ -280,10 +282,10 @@ def _teller(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int,
         figures = (f"{w} {percent(record[w]['best']['accuracy'])}" for w in (GLOBAL, PERSONAL) if w in record)
         say(console, f"[{number}/{total}] {cell.name}: {', '.join(figures)}, {record['seconds']:.1f} s")
 
-    return tell
+    return log
 
 
-# ---- what came out
+# ---- results
 
 
 def _show(
@@ -308,10 +310,10 @@ def _show(
     if elsewhere := counts(sweep).get(ELSEWHERE):
         say(console, f"another process is running {count(elsewhere, 'cell')} of {target.name}")
     pictures = "".join(f", {path}" for path in drawn)
-    say(console, f"{target.name}: {_told(counts(sweep))}; {out / target.name}.md, .csv, .tex{pictures}")
+    say(console, f"{target.name}: {_status(counts(sweep))}; {out / target.name}.md, .csv, .tex{pictures}")
 
 
-def _told(found: dict[str, int]) -> str:
+def _status(found: dict[str, int]) -> str:
     words = {WAITING: "to run", ABSENT: "without their dataset", UNKNOWN: "of an unknown method"}
     return ", ".join(f"{number} {words.get(state, state)}" for state, number in found.items())
 
@@ -328,15 +330,15 @@ def _show_trials(console: Console, sweep: Sweep, found: Sequence[tune.Trial], be
     table = plain_table(*found[0].values, "validation accuracy")
     for trial in found:
         value = tune.score(sweep, trial, best.measure)
-        said = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)
+        result = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)
         chosen = trial.values == best.settings
-        line = [escape(str(v)) for v in (*trial.values.values(), said)]
+        line = [escape(str(v)) for v in (*trial.values.values(), result)]
         table.add_row(*(f"[bold]{text}[/]" if chosen else text for text in line))
     say(console, f"{best.method} on {best.dataset}, α {best.alpha:g}: {count(best.trials, 'trial')}")
     show(console, table)
 
 
-# ---- what would run
+# ---- dry run
 
 
 def _dry_run(
@@ -360,8 +362,8 @@ def _dry_run(
     known = f", about {clock(total)}" + (f" for {count(len(planned) - unknown, 'cell')}" if unknown else "")
     say(console, f"in all: {count(len(planned), 'cell')} to run" + (known if unknown < len(planned) else ""))
     if unknown:
-        here = f"of {count(unknown, 'cell')} the speed on this machine is not known: none like it is recorded"
-        say(console, here + ("" if measuring else "; --measure trains a few rounds of each kind to find out"))
+        here = f"the speed of {count(unknown, 'cell')} on this machine is not known: none like it is recorded"
+        say(console, here + ("" if measuring else "; --measure trains a few rounds to find out"))
 
 
 def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, float | None]) -> None:
@@ -374,9 +376,9 @@ def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, 
         found = counts(sweep, group)
         each = [times[cell.key] for cell in group if cell.key in times]
         known_times = [t for t in each if t is not None]
-        told = [clock(sum(known_times))] if known_times else []
-        time = " + ".join([*told, *(["?"] if len(known_times) < len(each) else [])])
-        odd = " (no dataset)" if found.get(ABSENT) else " (unknown method)" if found.get(UNKNOWN) else ""
+        seconds = [clock(sum(known_times))] if known_times else []
+        time = " + ".join([*seconds, *(["?"] if len(known_times) < len(each) else [])])
+        remark = " (no dataset)" if found.get(ABSENT) else " (unknown method)" if found.get(UNKNOWN) else ""
         numbers = [str(found.get(state, 0) or "") for state in (WAITING, DONE, FAILED)]
-        table.add_row(escape(dataset), escape(title) + odd, *numbers, time)
+        table.add_row(escape(dataset), escape(title) + remark, *numbers, time)
     show(console, table)

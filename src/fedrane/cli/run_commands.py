@@ -20,7 +20,7 @@ from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.report.comparison import Comparison
 from fedrane.run import Result, load, resume, run
-from fedrane.settings import parse
+from fedrane.settings import canonical, parse
 from fedrane.training.predictor import answer, read_rows
 from fedrane.training.profiling import Profiler
 from fedrane.training.run_folder import CONFIG, Folder
@@ -38,26 +38,25 @@ def _conclude(console: Console, result: Result, as_json: bool) -> None:
 
 
 def run_command(
-    words: Words = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The run folder (a new one under runs/ if not given).")
-    ] = None,
+    settings: Words = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new one under runs/).")] = None,
     data_root: DataRoot = "",
     as_json: Json = False,
     tensorboard: Board = False,
     trace: Annotated[
         bool,
-        typer.Option("--profile", help="Trace one round: trace.json, which opens in Perfetto, and its main parts."),
+        typer.Option("--profile", help="Trace one round into trace.json, for Perfetto, and print where its time went."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one experiment: a TOML file, key=value words, or both (words win).
+    """Train one experiment, given as a TOML file, as key=value settings, or both.
 
-    Keys: method dataset model clients rounds epochs batch lr momentum weight_decay participation seed engine device
-    precision eval_every partition.kind partition.alpha method.FIELD … (all of them: docs/guide.md). A set of values
-    by name: preset=paper.
+    Settings on the command line override the file. preset=paper starts from the settings that the paper states.
+    docs/guide.md explains all keys; 'fedrane methods NAME' lists a method's own fields.
+
+    Example: fedrane run method=fedprox method.strength=0.1 dataset=digits clients=10 partition.alpha=0.1
     """
-    experiment = experiment_of(words, data_root)
+    experiment = experiment_of(settings, data_root)
     folder = out or _new_folder(experiment)
     console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
@@ -79,27 +78,28 @@ def _new_folder(experiment: Experiment) -> Path:
 
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Plan so many rounds.", show_default=False)
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Train up to this round.", show_default=False)
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on although data or code changed since; it is recorded.")
+        bool,
+        typer.Option("--accept-changes", help="Resume although data or code have changed (it is recorded)."),
     ] = False,
     trust_code: Trust = False,
     as_json: Json = False,
     tensorboard: Board = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed; the end is the same, bit for bit.
+    """Resume a run that was stopped or killed. The result is the same, bit for bit.
 
-    With rounds=N, to that many rounds, also where the run is finished; nothing else of an experiment can be changed.
+    With rounds=N the run goes on to that many rounds, even if it had finished. Nothing else of it can be changed.
     """
-    rounds = _rounds(words or [], folder)
+    rounds = _rounds(settings or [], folder)
     console = console_for(as_json)
     board = folder / "tensorboard" if tensorboard else None
     label = Folder(folder).label
-    who = {"label": label} if label else {}
-    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, who=who) as watch:
+    fields = {"label": label} if label else {}
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, fields=fields) as watch:
         result = resume(
             folder, rounds=rounds, accept_changes=accept_changes, trust_code=trust_code, callbacks=watch, stop=stop
         )
@@ -107,9 +107,9 @@ def resume_command(
 
 
 def _rounds(words: Sequence[str], folder: Path) -> int | None:
-    """The one setting that a run can be resumed with."""
+    """The only setting that may change when a run is resumed."""
     for word in words:
-        if word.partition("=")[0] != "rounds":
+        if canonical(word.partition("=")[0]) != "rounds":
             raise ConfigError(
                 f"{word} to resume a run",
                 "of its settings only rounds can be changed: with any other it would be another experiment",
@@ -122,7 +122,7 @@ def _rounds(words: Sequence[str], folder: Path) -> int | None:
 
 
 def _profile_table(profiler: Profiler) -> Table:
-    """The parts of the traced round, then its operations, the dearest first."""
+    """The parts of the traced round, then its operations, the slowest first."""
     table = plain_table("part of the round", "seconds", "calls")
     for number, parts in enumerate((profiler.phases, profiler.operations)):
         if number:
@@ -136,11 +136,11 @@ def _profile_table(profiler: Profiler) -> Table:
 def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
-    client: Annotated[int | None, typer.Option("--client", help="Answer with this client's own model.")] = None,
+    client: Annotated[int | None, typer.Option("--client", help="Use this client's personal model.")] = None,
     trust_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Answer with a trained model: the global one, or a client's own."""
+    """Predict with a trained model: the global one, or a client's personal one."""
     saved = load(folder, trust_code=trust_code)
     model = saved.model if client is None else saved.personal(client)
     rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]

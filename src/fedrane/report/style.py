@@ -1,4 +1,4 @@
-"""What the page and the figures for papers have in common: colours, and how numbers and names are written."""
+"""Colours, and how numbers and names are written: on the page, in figures and in the terminal."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def colour(line: int) -> str:
 
 
 def dash(line: int) -> str:
-    """Another one each time the colours begin anew."""
+    """Another dash each time the colours start over."""
     return DASHES[line // len(COLOURS) % len(DASHES)]
 
 
 def class_colours(classes: int) -> list[str]:
-    """A colour a class: the palette where it reaches, else the hues in a circle, at two lightnesses in turn."""
+    """A colour for each class: of the palette if it is large enough, else hues around the circle in two lightnesses."""
     if classes <= len(COLOURS):
         return list(COLOURS[:classes])
     hues = (colorsys.hls_to_rgb(k / classes, (0.42, 0.6)[k % 2], 0.6) for k in range(classes))
@@ -124,4 +124,4 @@ def describe_round(record: Metrics) -> str:
 
 
 def speed(record: Metrics) -> str:
-    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "nobody answered"
+    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "no client replied"

@@ -1,4 +1,4 @@
-"""A target's figure, from the records of its cells; what is not there yet is left out."""
+"""The plots of a target, from the records of its cells. What has not been run is left out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHORT = {"global": "G-FL", "personal": "P-FL"}
 
 
 def figures(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
-    """The files drawn: none for a table, and none where nothing is there to be drawn."""
+    """Draw them; returns the files. There are none for a table, or before anything was run."""
     draw = {"heat-map": _heat_maps, "scatter": _scatters, "curve": _curves, "pairs": _pairs}.get(target.kind)
     return [] if draw is None else draw(target, made, sweep, folder)
 
 
 def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Condition, dict[str, Record]]]:
-    """At each condition the first seed's records that hold something, by the title of their row."""
+    """For each condition, the first seed's records that have this extra data, by the title of their row."""
     for condition in dict.fromkeys(cell.condition for cell in sweep.cells):
         found: dict[str, Record] = {}
         for cell in sweep.cells:
@@ -37,7 +37,7 @@ def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Condition, dict[str, Record
 
 
 def _drawable(kept: Any) -> bool:
-    """A method without a server's step has no cosines to show."""
+    """A method without a step of the server has no cosines."""
     return kept is not None and bool(kept.get("rounds", True))
 
 
@@ -68,9 +68,9 @@ def _scatters(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder:
         for title, record in found.items():
             kept = record["kept"]["tsne"]
             classes = kept["classes"]
-            told = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
-            told += [] if kept["separation"] is None else [f"silhouette {kept['separation']:.2f}"]
-            note = ", ".join(told)
+            parts = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
+            parts += [] if kept["separation"] is None else [f"silhouette {kept['separation']:.2f}"]
+            note = ", ".join(parts)
             plots[title] = paper_figures.Points(kept["x"], kept["y"], kept["labels"], note)
         title = _at(target, condition, made[0].extent)
         paths += paper_figures.scatters(plots, classes, title, _stem(target, condition, folder))

@@ -1,4 +1,4 @@
-"""Running what is missing: cell after cell, each in a run folder of its own, so that a killed sweep loses a round."""
+"""Runs the missing cells one after another. Each has its own run folder, so a kill costs at most one round."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Source = Callable[[Cell], Dataset | None]
 
 @dataclass
 class Sweep:
-    """Cells to be done, and what has become of them."""
+    """Cells to run, and their records."""
 
     cells: Sequence[Cell]
     store: ResultStore
     runs: Path
-    """Where run folders lie."""
+    """The folder of run folders."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Datasets that are not here, and how to get them."""
+    """Datasets that are not on this machine, and how to get them."""
     retry: bool = False
     source: Source = lambda cell: None
-    """Rows to be used in place of the dataset's own."""
+    """A dataset to use instead of the experiment's."""
     records: dict[str, Record] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
     """Cells that another process is running."""
     tried: set[str] = field(default_factory=set)
-    """Cells that this one has run."""
+    """Cells that this process has run."""
 
     def __post_init__(self) -> None:
         self.records = self.store.read()
@@ -64,7 +64,7 @@ class Sweep:
         return ELSEWHERE if cell.key in self.elsewhere else WAITING
 
     def reason(self, cell: Cell) -> str:
-        """Why a cell has no figures, or not all that it should keep, where something is wrong with it."""
+        """Why a cell has no result, or misses some of its extra data."""
         status, record = self.status(cell), self.records.get(cell.key, {})
         if status == FAILED:
             return str(record["reason"])
@@ -73,7 +73,7 @@ class Sweep:
         return cell.problem if status == UNKNOWN else ""
 
     def waiting(self) -> list[Cell]:
-        """What is to be run, each once: two entries of a table may share a cell."""
+        """The cells to run, each once: two entries of a table may share a cell."""
         unique = {cell.key: cell for cell in self.cells if self.status(cell) == WAITING}
         return list(unique.values())
 
@@ -86,9 +86,9 @@ class Sweep:
         self,
         watch: Watch = lambda cell: nullcontext(()),
         stop: Callable[[], bool] = lambda: False,
-        tell: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
+        log: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
     ) -> bool:
-        """Run all that is missing; gives whether it came to the end, rather than being asked to stop."""
+        """Run all that is missing. Returns False if it was stopped before the end."""
         todo = self.waiting()
         for number, cell in enumerate(todo, 1):
             if stop():
@@ -109,11 +109,11 @@ class Sweep:
                 self.store.add(record)
                 self.records = self.store.read()
                 self._tidy(cell)
-            tell(cell, number, len(todo))
+            log(cell, number, len(todo))
         return True
 
     def _one(self, cell: Cell, watch: Watch, stop: Callable[[], bool]) -> Record | None:
-        """The record of a cell, finished or failed; nothing where it was asked to stop on the way."""
+        """The record of a cell, finished or failed; None if it was stopped."""
         experiment = _runnable(cell)
         try:
             if (found := self._from_folder(cell)) is not None:
@@ -126,9 +126,9 @@ class Sweep:
             if not result.finished:
                 return None
             return records.finished(cell.settings, result, cell.keeps, wall, experiment.engine)
-        except (FileError, NoEffect):  # a full disk, or a word that does nothing, is no fault of this cell
+        except (FileError, NoEffect):  # a full disk or a setting without effect is not this cell's failure
             raise
-        except Exception as error:  # noqa: BLE001 - one cell's trouble, whatever it is, is not the others'
+        except Exception as error:  # noqa: BLE001 - the other cells can still be run
             return records.failed(cell.settings, error, str(pick_device(experiment.device)), experiment.engine)
         finally:
             gc.collect()
@@ -140,7 +140,7 @@ class Sweep:
     ) -> Result:
         folder, rows = self.folder(cell), self.source(cell)
         if folder.finished and not folder.checkpoints():
-            self._clear(folder.path)  # its model was removed, and is wanted after all: the cell is run again
+            self._clear(folder.path)  # its model was removed but is needed now: run the cell again
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
             own_code.remember(experiment)
@@ -148,7 +148,7 @@ class Sweep:
         return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
 
     def _from_folder(self, cell: Cell) -> Record | None:
-        """Where only what the metrics tell is lacking in a record, it need not be run again."""
+        """If a record misses only what the metrics have, the cell need not be run again."""
         record, folder = self.records.get(cell.key), self.folder(cell)
         if not (record and record["status"] == DONE and folder.finished):
             return None
@@ -160,7 +160,7 @@ class Sweep:
         return {**record, "kept": {**record["kept"], records.COSINES: records.cosines(history, population)}}
 
     def _tidy(self, cell: Cell) -> None:
-        """Checkpoints may be a hundred thousand times as large as the record; its metrics stay."""
+        """Remove the checkpoints, which are far larger than the record. The metrics stay."""
         if self.records[cell.key]["status"] == DONE:
             with clear_errors(self.runs):
                 for path in self.folder(cell).checkpoints():
@@ -178,6 +178,6 @@ def _runnable(cell: Cell) -> Experiment:
 
 
 def counts(sweep: Sweep, cells: Iterable[Cell] | None = None) -> dict[str, int]:
-    """How many cells are in which state."""
+    """The number of cells in each state."""
     states = [sweep.status(cell) for cell in (sweep.cells if cells is None else cells)]
     return {state: states.count(state) for state in dict.fromkeys(states)}

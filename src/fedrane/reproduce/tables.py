@@ -1,4 +1,4 @@
-"""Tables of what came out beside what the paper says: for the terminal, as Markdown, CSV and LaTeX."""
+"""Tables of our results beside the paper's: for the terminal, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from fedrane.reproduce.targets import (
 
 BEST, LAST = "best", "last"
 BOLD, UNDERLINE = "bold", "underline"
-NO_ANSWER = "–"
+NO_MODEL = "–"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a record."""
+    """A number of a record."""
 
     title: str
     read: Callable[[Record, str], float | None]
-    """Of the best or the last round, where that makes a difference."""
+    """Of the best or the last round, if it depends on the round."""
     percent: bool = True
     highest: bool = True
     """Whether more is better."""
@@ -57,7 +57,7 @@ def _accuracy(whose: str, name: str) -> Callable[[Record, str], float | None]:
 
 MEASURES = {
     GLOBAL: Measure("G-FL: the global model on the official test set", _accuracy(GLOBAL, "accuracy")),
-    PERSONAL: Measure("P-FL: each client's model on its own test rows", _accuracy(PERSONAL, "accuracy")),
+    PERSONAL: Measure("P-FL: each client's model on its own test examples", _accuracy(PERSONAL, "accuracy")),
     "global-minority": Measure(
         "The global model on each client's minority classes", _accuracy(GLOBAL, "minority_accuracy")
     ),
@@ -91,7 +91,7 @@ class Entry:
     done: int
     wanted: int
     trouble: str = ""
-    """One word, where some seeds have failed."""
+    """One word, if some seeds failed."""
     paper: float | None = None
 
     @property
@@ -109,7 +109,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class ResultTable:
-    """A measure of all rows at all conditions."""
+    """One measure of all rows under all conditions."""
 
     target: Target
     measure: str
@@ -119,7 +119,7 @@ class ResultTable:
     entries: Mapping[tuple[str, Condition], Entry]
     notes: Sequence[str]
     extent: str
-    """How many rounds its cells have, and seeds those of them that have most."""
+    """The number of rounds, and of seeds."""
 
     @property
     def how(self) -> Measure:
@@ -134,7 +134,7 @@ class ResultTable:
 
     @cached_property
     def marks(self) -> dict[tuple[str, Condition], str]:
-        """The best of each condition bold; of the others the best comparison method underlined."""
+        """For each condition: the best is bold, the best comparison method after it is underlined."""
         made: dict[tuple[str, Condition], str] = {}
         for condition in self.conditions:
             means = {row.name: self._rank(self.entry(row, condition).mean) for row in self.rows}
@@ -145,11 +145,11 @@ class ResultTable:
     def _rank(self, mean: float | None) -> float | None:
         if mean is None:
             return None
-        shown = round(mean, 4 if self.how.percent else 3)  # what reads the same is the same
+        shown = round(mean, 4 if self.how.percent else 3)  # equal as printed is equal
         return shown if self.how.highest else -shown
 
     def groups(self) -> list[tuple[str, list[Condition]]]:
-        """Places by dataset, to be shown one below the other: side by side they are too wide to read."""
+        """Conditions by dataset, to be shown one below the other: side by side they are too wide."""
         names = dict.fromkeys(condition.dataset for condition in self.conditions)
         return [(name, [condition for condition in self.conditions if condition.dataset == name]) for name in names]
 
@@ -159,14 +159,14 @@ class ResultTable:
         return ", ".join(filter(None, (f"α {condition.alpha:g}" if not varies or len(alphas) > 1 else "", varies)))
 
     def ours(self, entry: Entry) -> str:
-        """The mean with its spread; a dash where the method has no such answer; nothing where nothing was run."""
+        """The mean with its deviation; a dash if the method has no such model; empty if nothing was run."""
         if entry.mean is None:
-            return entry.trouble or (NO_ANSWER if entry.done else "")
+            return entry.trouble or (NO_MODEL if entry.done else "")
         spread = "" if entry.deviation is None else f" ± {self.how.text(entry.deviation)}"
-        return self.how.text(entry.mean) + spread + self.lacking(entry)
+        return self.how.text(entry.mean) + spread + self.missing_seeds(entry)
 
-    def lacking(self, entry: Entry) -> str:
-        """Said of what has fewer seeds than the others; what all lack is said in the caption."""
+    def missing_seeds(self, entry: Entry) -> str:
+        """For an entry with fewer seeds than the others; what all entries miss is in the caption."""
         most = max(other.done for other in self.entries.values())
         return "" if entry.done == most else f" ({entry.done} of {entry.wanted} seeds)"
 
@@ -190,7 +190,7 @@ class ResultTable:
 
 
 def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, str]:
-    """Bold for the best of several, underlined for the best of the rivals that are not bold.
+    """Bold for the best, underlined for the best of the rivals that are not bold.
 
     >>> mark_best({"fedavg": 0.8, "moon": 0.9, "fedrane": 0.95}, {"fedavg", "moon"})
     {'fedrane': 'bold', 'moon': 'underline'}
@@ -211,7 +211,7 @@ def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, 
 def result_tables(
     target: Target, selection: Selection, sweep: Sweep, which: Sequence[str] = (BEST, LAST)
 ) -> list[ResultTable]:
-    """All measures of a target; those that do not depend on the round, once."""
+    """The tables of all measures of a target; those that do not depend on the round, once."""
     rows, conditions = rows_of(target, selection.methods), conditions_of(target, selection)
     at: dict[tuple[str, Condition], list[Cell]] = {}
     for cell in sweep.cells:
@@ -231,11 +231,11 @@ def result_tables(
 
 def _extent(conditions: Sequence[Sequence[Cell]], sweep: Sweep) -> str:
     rounds = sorted({cell.experiment.rounds for cell in sweep.cells if cell.experiment})
-    told = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
+    span = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
     done = max((sum(sweep.status(cell) == DONE for cell in cells) for cells in conditions), default=0)
     wanted = max(map(len, conditions), default=0)
     seeds = count(wanted, "seed")
-    return ", ".join(filter(None, (told, f"{done} of {seeds}" if 0 < done < wanted else seeds)))
+    return ", ".join(filter(None, (span, f"{done} of {seeds}" if 0 < done < wanted else seeds)))
 
 
 def _entry(measure: str, which: str, condition: Condition, cells: Sequence[Cell], sweep: Sweep) -> Entry:
@@ -249,7 +249,7 @@ def _entry(measure: str, which: str, condition: Condition, cells: Sequence[Cell]
 
 
 def trouble(sweep: Sweep) -> list[str]:
-    """What went wrong, each reason once with the cells it befell."""
+    """What went wrong: each reason once, with its cells."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for cell in sweep.cells:
         if reason := sweep.reason(cell):
@@ -281,7 +281,7 @@ def _lines(table: ResultTable, conditions: Sequence[Condition], mark: Callable[[
 
 
 def terminal(table: ResultTable) -> Iterator[Table]:
-    """One table a dataset."""
+    """One table for each dataset."""
 
     def mark(text: str, how: str) -> str:
         return f"[{how}]{escape(text)}[/]" if how else escape(text)
@@ -315,7 +315,7 @@ def markdown(made: Sequence[ResultTable]) -> str:
     return "\n".join(parts)
 
 
-# ---- as CSV: one line a figure, for other programs
+# ---- as CSV: one line for each number
 
 
 def as_csv(made: Sequence[ResultTable]) -> str:
@@ -343,7 +343,7 @@ def _plain(value: float | None) -> str:
 
 
 def latex(made: Sequence[ResultTable]) -> str:
-    """Tables for a paper: each row ours, and below it in small type the paper's figure with the difference to it."""
+    """Tables for a paper: each row is ours; below it, in small type, the paper's number and the difference."""
     head = "% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.\n"
     return head + "\n".join(_latex_table(table) for table in made)
 
@@ -393,7 +393,7 @@ def _marked(table: ResultTable, row: Row, condition: Condition) -> str:
     mark = {BOLD: "\\textbf", UNDERLINE: "\\underline"}.get(table.marks.get((row.name, condition), ""), "")
     text = table.how.text(entry.mean)
     spread = "" if entry.deviation is None else f"{{\\scriptsize $\\pm$ {table.how.text(entry.deviation)}}}"
-    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(table.lacking(entry))
+    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(table.missing_seeds(entry))
 
 
 def _beside(table: ResultTable, entry: Entry) -> str:

@@ -1,7 +1,7 @@
-"""What a table or figure of the paper is made of: a target, its rows, and the cells that must be run for it.
+"""A table or figure of the paper: a target, its rows, and the cells that must be run for it.
 
-Targets and rows are TOML files in ``fedrane/experiments``. A cell's settings are laid one over the other: those common
-to all, the dataset's, the row's, the target's, tuned ones, the condition's, and the user's words.
+Targets and rows are TOML files in ``fedrane/experiments``. The settings of a cell, each overriding those before: common
+to all, the dataset's, the row's, the target's, tuned ones, the condition's, and the user's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
 from fedrane.run import automatic_model
-from fedrane.settings import FIELD, WORD, Settings, addressed, flat, nested, parse
+from fedrane.settings import FIELD, WORD, Settings, addressed, canonical, flat, nested, parse
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"
@@ -31,19 +31,19 @@ ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
-"""Keys of which a table has many values."""
+"""Keys that have many values in a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A method with its settings, as it stands in a table."""
+    """A row of a table: a method with its settings."""
 
     name: str
     title: str
     group: str
     settings: Settings
     datasets: Mapping[str, Settings] = field(default_factory=dict)
-    """What is different on some of them."""
+    """Settings that are different on some datasets."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Target:
     title: str
     kind: str
     measures: tuple[str, ...]
-    """What is shown of a cell, the most important first."""
+    """The measures shown, the most important first."""
     rows: tuple[str, ...]
     datasets: tuple[str, ...]
     alphas: tuple[float, ...]
@@ -73,15 +73,15 @@ class Target:
     label: str = ""
     values: tuple[float, ...] = ()
     panels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The rows that a measure is drawn for, where not all are."""
+    """The rows that a measure is plotted for, if not all."""
     pairs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Two rows each, drawn as one that lacks something and one that has it."""
+    """Pairs of rows, plotted as without and with something."""
     words: tuple[str, ...] = ("without", "with")
-    """What the one lacks and the other has."""
+    """The words for the two rows of a pair."""
     drawn: tuple[str, ...] = ()
-    """The measures that are drawn in pairs, where not all are."""
+    """The measures that are plotted in pairs, if not all."""
     keeps: tuple[str, ...] = ()
-    """What its cells must record beside their figures."""
+    """Extra data that its cells must record."""
     settings: Settings = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ class Cell:
     experiment: Experiment | None
     keeps: tuple[str, ...] = ()
     problem: str = ""
-    """Why there is no experiment."""
+    """Why the experiment is None."""
 
     @cached_property
     def key(self) -> str:
@@ -149,7 +149,7 @@ def targets(name: str) -> list[Target]:
 
 @cache
 def paper() -> dict[str, dict[str, dict[str, list[float]]]]:
-    """The figures of the paper's tables: by measure, dataset and row, in the order of α."""
+    """The numbers of the paper's tables: by measure, dataset and row, in the order of α."""
     return {key: value for key, value in _shipped(PAPER).items() if isinstance(value, dict)}
 
 
@@ -159,7 +159,7 @@ def paper_alphas() -> tuple[float, ...]:
 
 
 def in_paper(measure: str, row: str, condition: Condition) -> float | None:
-    """The paper's figure at a condition of its tables."""
+    """The paper's number under a condition; None if there is none."""
     values = paper().get(measure, {}).get(condition.dataset, {}).get(row)
     if values is None or condition.value is not None or condition.alpha not in paper_alphas():
         return None
@@ -197,11 +197,12 @@ def _target(name: str, values: dict[str, Any]) -> Target:
     if bool(values.get("vary")) != bool(values.get("values")):
         raise ConfigError(f"{name}.toml: it has one of vary and values", "a figure varies a key over values")
     made: dict[str, Any] = {k: tuple(v) if typing.get_origin(hints[k]) is tuple else v for k, v in values.items()}
-    return Target(**{**made, "name": name, "settings": flat(values.get("settings", {}))})
+    vary, settings = canonical(values.get("vary", "")), flat(values.get("settings", {}))
+    return Target(**{**made, "name": name, "vary": vary, "settings": settings})
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of TOML can be what a field is."""
+    """Whether a TOML value fits a field's type."""
     kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is tuple:
         return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
@@ -230,7 +231,7 @@ def row(name: str) -> Row:
         settings = {"method.name": name, **flat(values["settings"])}
         per_dataset = {key: flat(value) for key, value in values.get("datasets", {}).items()}
         return Row(name, values["title"], values["group"], settings, per_dataset)
-    methods.find(name)  # one that nobody knows is a mistake to be told at once
+    methods.find(name)  # an unknown name is an error at once
     title = f"{name.rpartition(':')[2]} (own)" if loading.is_reference(name) else name
     return Row(name, title, OWN, {"method.name": loading.absolute(name)})
 
@@ -267,11 +268,11 @@ def seeds_of(target: Target, selection: Selection) -> tuple[int, ...]:
 
 
 def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # noqa: B008 - it is frozen
-    """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
+    """All that must be run, seed by seed: a table is complete with one seed before the next begins."""
     rows, conditions = rows_of(target, selection.methods), conditions_of(target, selection)
     words = _words(selection.words, rows)
     if any(target.vary in mine for mine in words.values()):
-        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
+        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave it out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
 
     def make(row: Row, condition: Condition, seed: int, idle: Iterable[str] = ()) -> Cell:
@@ -284,7 +285,7 @@ def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # 
     _check_names([cell.experiment for cell in made if cell.experiment])
     idle = [_idle_words(cell.experiment) for cell in made]
     _check_words(words, made, idle)
-    # A word may be meant for some datasets only. Where it does nothing, the cell is the one without it.
+    # A setting may be meant for some datasets only. Where it has no effect, the cell is the one without it.
     return [
         make(cell.row, cell.condition, cell.seed, found) if found else cell
         for cell, found in zip(made, idle, strict=True)
@@ -292,7 +293,7 @@ def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # 
 
 
 def _idle_words(experiment: Experiment | None) -> dict[str, str]:
-    """The words that have no effect on an experiment, and why."""
+    """The user's settings that have no effect on an experiment, and why."""
     if experiment is None:
         return {}
     origin, idle = experiment.origin or {}, effects.idle(_with_model(experiment))
@@ -300,7 +301,7 @@ def _idle_words(experiment: Experiment | None) -> dict[str, str]:
 
 
 def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequence[Mapping[str, str]]) -> None:
-    """A word without effect in all cells that it is for is an error before the first, and not a failure of each."""
+    """A setting without effect in all its cells is one error before the first cell, not a failure of each."""
     for name, mine in words.items():
         for key, value in mine.items():
             reasons = [
@@ -313,7 +314,7 @@ def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequ
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:
-    """A misspelt word is told before the first cell, and not recorded as a failure of each."""
+    """A misspelt name is one error before the first cell, not a failure of each."""
     for engine in dict.fromkeys(e.engine for e in experiments):
         engines.check(engine)
     for model in dict.fromkeys(e.model for e in experiments):
@@ -364,20 +365,19 @@ def _cell(
 
 
 def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, condition: Condition) -> Settings:
-    """Tuned for the row on the dataset: at this α if there is such, else at any."""
+    """The tuned settings of a row on a dataset: for this α if there are any, else for another."""
     fitting = [t for t in tuned if t["method"] == row and t["dataset"] == condition.dataset]
     exact = [t for t in fitting if t["alpha"] == condition.alpha]
     return flat((exact or fitting or [{"settings": {}}])[-1]["settings"])
 
 
 def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
-    """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``: the method's field,
-    or the experiment's."""
+    """The settings for all rows, under the empty name, and those for one row only, ``NAME.KEY=value``."""
     given = parse(words, example="epochs=1 or fedprox.strength=1")
     labels = {row.name: str(row.settings["method.name"]) for row in rows}
     shared, own = addressed(given, labels, KEYS, row_names())
-    if strange := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
-        raise ConfigError(strange[0], "all rows of a table are on the same partitions", "Set it for all of them")
+    if partitioned := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
+        raise ConfigError(partitioned[0], "all rows of a table are on the same partitions", "Set it for all of them")
     for key in (key for mine in (shared, *own.values()) for key in mine):
         if key in FIXED:
             raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
@@ -386,11 +386,11 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     return {"": dict(shared), **{name: dict(mine) for name, mine in own.items()}}
 
 
-# ---- what makes two cells the same
+# ---- the identity of a cell
 
 
 def settings_of(experiment: Experiment) -> Settings:
-    """All that decides the result, the same on every machine: of a user's own file its name and its content."""
+    """All that decides the result, the same on every machine: a user's file by its name and its content."""
     plain = flat(_with_model(experiment).to_dict())
     settings = {key: value for key, value in plain.items() if key not in ELSEWHERE}
     digests = sources.contents(experiment)
@@ -402,7 +402,7 @@ def settings_of(experiment: Experiment) -> Settings:
 
 
 def _with_model(experiment: Experiment) -> Experiment:
-    """With the network that ``auto`` comes to, where the dataset is a known one."""
+    """With the network that ``auto`` means, if the dataset is a known one."""
     shape = shapes().get(experiment.dataset)
     if experiment.model != "auto" or not shape:
         return experiment
@@ -410,7 +410,7 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """The same for settings that were recorded before a field was added, if they are at what is now its default."""
+    """A digest. A key that was added later counts with its default, so older records keep their digest."""
     usual = defaults(str(settings["method.name"]))
     whole = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
@@ -424,7 +424,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
-    """Those that are not on this machine, and how to get them; a name that means nothing is an error."""
+    """The datasets that are not on this machine, and how to get them; an unknown name is an error."""
     states = {state.name: state for state in catalogue.status(catalogue.data_root(root or None))}
     found: dict[str, str] = {}
     for name in dict.fromkeys(datasets):
