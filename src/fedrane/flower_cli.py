@@ -20,7 +20,7 @@ from fedrane.experiment import Experiment
 from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.run import as_dataset, automatic_model, make_partition
-from fedrane.training.predictor import Inputs, answer, read_rows
+from fedrane.training.predictor import Inputs, predict, read_rows
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
 APP = "fedrane.flower_app"
@@ -286,5 +286,5 @@ def predict_command(
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
     rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
-    for one in answer(model, rows, app.experiment.batch):
+    for one in predict(model, rows, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

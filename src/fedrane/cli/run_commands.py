@@ -21,7 +21,7 @@ from fedrane.experiment import Experiment
 from fedrane.report.comparison import Comparison
 from fedrane.run import Result, load, resume, run
 from fedrane.settings import canonical, parse
-from fedrane.training.predictor import answer, read_rows
+from fedrane.training.predictor import predict, read_rows
 from fedrane.training.profiling import Profiler
 from fedrane.training.run_folder import CONFIG, Folder
 
@@ -144,16 +144,16 @@ def predict_command(
     saved = load(folder, trust_code=trust_code)
     model = saved.model if client is None else saved.personal(client)
     rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
-    answers = list(answer(model, rows, saved.experiment.batch))
+    predictions = list(predict(model, rows, saved.experiment.batch))
     if as_json:
-        for a in answers:
-            write_line(json.dumps(a) + "\n")
+        for prediction in predictions:
+            write_line(json.dumps(prediction) + "\n")
         return
     console, measure = console_for(False), "score" if model.calibration is None else "probability"
     table = plain_table("input", "class")
     table.add_column(measure, justify="right")
-    for a in answers:
-        table.add_row(escape(a["input"]), escape(a["class"]), f"{a[measure]:.3f}")
+    for each in predictions:
+        table.add_row(escape(each["input"]), escape(each["class"]), f"{each[measure]:.3f}")
     console.print(table)
     if model.calibration and model.calibration.examples == TRAINING:
         say(console, "probabilities were fitted to training examples; validation=0.1 sets others aside for that")
