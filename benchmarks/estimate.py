@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrane.reproduce.estimate import Speeds
-from fedrane.reproduce.store import Store
+from fedrane.reproduce.results import ResultStore
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Choice, cells, targets
+from fedrane.reproduce.targets import Selection, cells, targets
 
 
 def measure(method: str, rounds: int) -> dict[str, Any]:
     (target,) = targets("table-gfl")
-    wanted = cells(target, Choice(("digits",), (0.1, 0.5), (method,), (0,), (f"rounds={rounds}",)))
+    wanted = cells(target, Selection(("digits",), (0.1, 0.5), (method,), (0,), (f"rounds={rounds}",)))
     with tempfile.TemporaryDirectory() as folder:
-        sweep = Sweep(wanted, Store(Path(folder) / "results"), Path(folder) / "cells")
+        sweep = Sweep(wanted, ResultStore(Path(folder) / "results"), Path(folder) / "cells")
         speeds = Speeds(sweep, Path(folder) / "speeds.json", budget=60)
         predicted = sum(speeds.seconds(cell) or 0.0 for cell in wanted)
         began = time.perf_counter()

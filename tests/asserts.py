@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedrane import tree
-from fedrane.folder import TIMINGS
+from fedrane.training.run_folder import TIMINGS
 
 
 def same_bytes(a: Any, b: Any) -> None:

@@ -19,7 +19,7 @@ import fedrane
 from fedrane import tree
 from fedrane.experiment import Experiment
 from fedrane.flower.project import AppConfig
-from fedrane.folder import read
+from fedrane.training.run_folder import read
 from harness import environment, metrics
 
 ROOT = Path(__file__).parents[1]
@@ -191,7 +191,7 @@ class Federation:
 
     def kept(self, out: str, client: int) -> Any:
         """What a client keeps of the round whose upload the server has merged last."""
-        key = json.loads((self.folder / out / "facts.json").read_text())["key"]
+        key = json.loads((self.folder / out / "metadata.json").read_text())["key"]
         merged = int(fedrane.load(self.folder / out).owns[client].extra["merged"])
         path = self.folder / "clients" / str(client) / key / f"round-{merged:06d}.safetensors"
         return read(path).owns[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedrane import Experiment
-from fedrane.folder import FACTS, SUMMARY, Folder
+from fedrane.training.run_folder import METADATA, SUMMARY, Folder
 
 CLIENTS, CLASSES = 5, ("zero", "one", "two")
 
@@ -68,7 +68,7 @@ def write(
     (path / "config.toml").write_text(toml, encoding="utf-8")
     labels = np.arange(1, clients * len(classes) + 1).reshape(clients, len(classes)) + seed
     inputs = {"shape": [1, 8, 8], "classes": list(classes), "mean": [0.5], "std": [0.5]}
-    folder.write_json(FACTS, {"inputs": inputs, "labels": labels.tolist()})
+    folder.write_json(METADATA, {"inputs": inputs, "labels": labels.tolist()})
     for line in records:
         folder.append_metrics(line)
     if finished:

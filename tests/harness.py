@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedrane.folder import CALIBRATION, CONFIG, FACTS, METRICS, PARTITION, SUMMARY, TIMINGS
+from fedrane.training.run_folder import CALIBRATION, CONFIG, METADATA, METRICS, PARTITION, SUMMARY, TIMINGS
 
 DRIVER = Path(__file__).parent / "process" / "driver.py"
 OWN = Path(__file__).parent / "process" / "own.py"
@@ -175,7 +175,7 @@ def untimed(record: Mapping[str, Any]) -> str:
 
 def same_run(run: Path, other: Path) -> None:
     """Two finished runs that differ in nothing but the time they took."""
-    for name in (CONFIG, FACTS, PARTITION, CALIBRATION):
+    for name in (CONFIG, METADATA, PARTITION, CALIBRATION):
         assert (run / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
     for number, (a, b) in enumerate(zip(metrics(run), metrics(other), strict=True), 1):
         assert untimed(a) == untimed(b), f"line {number} of {METRICS} differs"

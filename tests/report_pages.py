@@ -8,8 +8,8 @@ import numpy as np
 
 import folders
 from fedrane.report import page
-from fedrane.report.features import Points
 from fedrane.report.runs import Line, gather
+from fedrane.report.tsne import Points
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>$x_{1}$ %{y} &amp;"

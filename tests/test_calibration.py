@@ -19,12 +19,12 @@ from fedrane import Experiment, calibration, conformance
 from fedrane.calibration import RANGE, TRAINING, VALIDATION, ClientScores, fit
 from fedrane.data import load
 from fedrane.errors import ConfigError
-from fedrane.folder import CALIBRATION, Folder
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.local import Local
 from fedrane.training import loop
 from fedrane.training.result import Result
+from fedrane.training.run_folder import CALIBRATION, Folder
 from harness import untimed
 
 DIGITS = load("digits")

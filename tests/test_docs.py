@@ -15,7 +15,7 @@ import torch
 import typer.main
 
 from fedrane import Experiment, conformance, methods
-from fedrane.cli import app
+from fedrane.cli.app import app
 from fedrane.data.partition import Partitioning
 from fedrane.settings import addressed, by_label, parse
 

@@ -72,8 +72,8 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["cleints=3"], "'clients'"),
         (["partition.alhpa=3"], "'partition.alpha'"),
-        (["learning_rate=3"], "called 'lr'"),
-        (["alpha=3"], "called 'partition.alpha'"),
+        (["learning_rate=0"], "lr=0"),
+        (["num_clients=0"], "clients=0"),
         (["method=fedavgg"], "'fedavg'"),
         (["clients"], "not key=value"),
         (["=3"], "not key=value"),

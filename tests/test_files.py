@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from fedrane.files import PARTS, write_atomically
+from fedrane.files import PARTS, as_toml, write_atomically
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +40,9 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkey
     assert (tmp_path / "table.md").read_text() == "old"
     (left,) = set(tmp_path.iterdir()) - {tmp_path / "table.md", tmp_path / "mine.part"}
     assert list(tmp_path.glob(PARTS)) == [left], "and no file of the user's is taken for one"
+
+
+def test_what_is_written_as_toml_is_read_back() -> None:
+    values = {"a": 'quotes " and \\ and \x7f and α', "b": True, "c": -3, "d": 1e-05, "e": float("inf"), "f.g": "dotted"}
+    text = as_toml(values, "[table]")
+    assert tomllib.loads(text) == {"table": {**{k: v for k, v in values.items() if k != "f.g"}, "f": {"g": "dotted"}}}

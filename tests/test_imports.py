@@ -54,6 +54,6 @@ def test_the_core_imports_no_engine_and_no_method(name: str) -> None:
 def test_the_core_needs_no_extra() -> None:
     """Flower, Plotly, TensorBoard and the plotting of figures are imported where they are used."""
     extras = ["flwr", "ray", "plotly", "tensorboard", "matplotlib", "sklearn", "cvxpy"]
-    code = f"import fedrane, fedrane.cli, sys; print([m for m in sys.modules if m in {extras}])"
+    code = f"import fedrane, fedrane.cli.app, sys; print([m for m in sys.modules if m in {extras}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from fedrane import Experiment, Predictor, conformance
 from fedrane.data import load
 from fedrane.errors import DataError
 from fedrane.methods.fedavg import FedAvg
-from fedrane.predictor import Inputs, read_rows
+from fedrane.training.predictor import Inputs, read_rows
 
 DIGITS = load("digits")
 BYTES = torch.from_numpy(DIGITS.x_test)
@@ -193,5 +193,5 @@ def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
 
 def test_the_facts_of_an_older_version_are_enough() -> None:
     old = {"shape": [1, 8, 8], "classes": ["a", "b"], "mean": [0.5], "std": [0.2]}
-    assert Inputs.from_dict(old, Path("facts.json")).images
-    assert not Inputs.from_dict({**old, "shape": [6]}, Path("facts.json")).images
+    assert Inputs.from_dict(old, Path("metadata.json")).images
+    assert not Inputs.from_dict({**old, "shape": [6]}, Path("metadata.json")).images

@@ -17,16 +17,16 @@ from torch import nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Experiment, folder, own_code, sessions
-from fedrane.comparison import compare
+from fedrane import Algorithm, Callback, Experiment, own_code
 from fedrane.conformance import blobs, network, states
 from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
 from fedrane.errors import CheckpointError, ConfigError, DataError
-from fedrane.folder import FACTS, SESSIONS, Folder, round_of
 from fedrane.methods import METHODS, Method
+from fedrane.report.comparison import compare
 from fedrane.report.runs import gather
-from fedrane.training import loop
+from fedrane.training import loop, run_folder, sessions
+from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
 from harness import OWN
 from problems import Listener, dense, quick
 
@@ -79,7 +79,7 @@ def test_what_differs_from_run_to_run_is_in_one_file(tmp_path: Path) -> None:
     """Facts and configuration of one experiment are the same bytes, whoever runs it."""
     for name in ("one", "two"):
         fedrane.run(quick(rounds=1), tmp_path / name)
-    for name in (FACTS, "config.toml", "partition.npz"):
+    for name in (METADATA, "config.toml", "partition.npz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
@@ -143,12 +143,12 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     data, run = npz(tmp_path / "own.npz"), tmp_path / "all" / "m" / "seed-0"
     e = of_file(data)
     stopped(e, run)
-    facts = json.loads((run / FACTS).read_text())
+    facts = json.loads((run / METADATA).read_text())
     npz(data, seed=1)
     listener = Listener()
     fedrane.resume(run, accept_changes=True, callbacks=[listener], stop=lambda: True)
     assert any("own.npz changed since" in text for text in listener.heard)
-    entry, after = entries(run)[1], json.loads((run / FACTS).read_text())
+    entry, after = entries(run)[1], json.loads((run / METADATA).read_text())
     assert entry["changed_inputs"] == {"data": {"from": facts["fingerprints"]["data"], "to": after["accepted"]["data"]}}
     assert after["fingerprints"] == facts["fingerprints"]
     assert after["inputs"]["mean"] != facts["inputs"]["mean"], "a model answers with the numbers it was trained with"
@@ -196,9 +196,9 @@ def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part:
         fedrane.resume(tmp_path / "run", dataset=other)
     close = replace(rows, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
     assert fedrane.resume(tmp_path / "run", dataset=close).finished
-    facts = json.loads((tmp_path / "old" / FACTS).read_text())
+    facts = json.loads((tmp_path / "old" / METADATA).read_text())
     del facts["fingerprints"]["normalisation"]  # as in a folder of an older version
-    (tmp_path / "old" / FACTS).write_text(json.dumps(facts))
+    (tmp_path / "old" / METADATA).write_text(json.dumps(facts))
     assert fedrane.resume(tmp_path / "old", dataset=rows).finished
 
 
@@ -263,13 +263,13 @@ def table(run: Path) -> None:
         ("sessions.json", [1], (more,)),
         ("sessions.json", {}, (more,)),
         ("sessions.json", [{"versions": [1]}], (more,)),
-        ("facts.json", [], (load, more, table)),
-        ("facts.json", {"inputs": {}, "labels": [[1]]}, (load, more, table)),
-        ("facts.json", {"inputs": [], "labels": [[1]]}, (load, more, table)),
-        ("facts.json", {"inputs": {"classes": ["a"]}, "labels": [[1]]}, (load,)),
-        ("facts.json", {"inputs": INPUTS, "labels": "many"}, (load, more, table)),
-        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "fingerprints": [1]}, (load, more, table)),
-        ("facts.json", {"inputs": INPUTS, "labels": [[1]], "deviations": 1}, (load, more, table)),
+        ("metadata.json", [], (load, more, table)),
+        ("metadata.json", {"inputs": {}, "labels": [[1]]}, (load, more, table)),
+        ("metadata.json", {"inputs": [], "labels": [[1]]}, (load, more, table)),
+        ("metadata.json", {"inputs": {"classes": ["a"]}, "labels": [[1]]}, (load,)),
+        ("metadata.json", {"inputs": INPUTS, "labels": "many"}, (load, more, table)),
+        ("metadata.json", {"inputs": INPUTS, "labels": [[1]], "fingerprints": [1]}, (load, more, table)),
+        ("metadata.json", {"inputs": INPUTS, "labels": [[1]], "deviations": 1}, (load, more, table)),
         ("summary.json", [], (table,)),
         ("summary.json", {"samples_per_second": 1.0, "global/last": {}}, (table,)),
         ("metrics.jsonl", [1], (more,)),
@@ -313,11 +313,11 @@ def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tm
 def test_states_of_another_version_are_one_clear_error(method: str, lost: str, tmp_path: Path) -> None:
     stopped(quick(method=method, rounds=2), tmp_path / "run")
     (path,) = Folder(tmp_path / "run").checkpoints()
-    found = folder.read(path)
+    found = run_folder.read(path)
     own = found.owns[2]
     assert lost in own.extra
     extra = {key: value for key, value in own.extra.items() if key != lost}
-    folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
+    run_folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
     before = files(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run again"):
         fedrane.resume(tmp_path / "run")
@@ -415,9 +415,9 @@ def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkey
     config.write_text(config.read_text().replace('model = "mlp"', 'model = "subprocess:call"'))
     with pytest.raises(ConfigError, match="names code: model=subprocess:call"):
         fedrane.load(tmp_path / "run")
-    facts = json.loads((tmp_path / "run" / FACTS).read_text())
+    facts = json.loads((tmp_path / "run" / METADATA).read_text())
     facts["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
-    (tmp_path / "run" / FACTS).write_text(json.dumps(facts))
+    (tmp_path / "run" / METADATA).write_text(json.dumps(facts))
     with pytest.raises(CheckpointError, match="touch"):
         fedrane.load(tmp_path / "run", trust_code=True)
     assert not (tmp_path / "made").exists()
@@ -444,8 +444,8 @@ def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> 
     other.write_text(OWN.read_text())
     text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
     config.write_text(text)
-    facts = json.loads((tmp_path / "run" / FACTS).read_text())
-    (tmp_path / "run" / FACTS).write_text(json.dumps(facts | {"sources": {}}))
+    facts = json.loads((tmp_path / "run" / METADATA).read_text())
+    (tmp_path / "run" / METADATA).write_text(json.dumps(facts | {"sources": {}}))
     with pytest.raises(ConfigError, match="names code: model="):
         fedrane.load(tmp_path / "run")
 
@@ -670,7 +670,7 @@ def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
         fedrane.resume(tmp_path / "run", rounds=4)
     monkeypatch.undo()
     assert fedrane.resume(tmp_path / "run").round == 4
-    (deviation,) = json.loads((tmp_path / "run" / FACTS).read_text())["deviations"]
+    (deviation,) = json.loads((tmp_path / "run" / METADATA).read_text())["deviations"]
     assert "depends on the number of rounds" in deviation
 
 

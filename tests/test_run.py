@@ -30,14 +30,14 @@ from fedrane import (
     tree,
 )
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.comparison import compare, run_folder
 from fedrane.conformance import blobs, experiment, network, states
 from fedrane.data import plan
 from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
-from fedrane.folder import Folder
 from fedrane.methods import METHODS, Method
+from fedrane.report.comparison import compare, run_folder
 from fedrane.settings import dotted
 from fedrane.task import Batch, cross_entropy
+from fedrane.training.run_folder import Folder
 from problems import Listener, dense, quick
 
 

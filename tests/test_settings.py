@@ -15,7 +15,7 @@ from fedrane.errors import ConfigError
 from fedrane.experiment import KEYS
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedprox import FedProx
-from fedrane.settings import addressed, as_messages, by_label
+from fedrane.settings import ALIASES, WORD, addressed, as_messages, by_label, parse
 
 PROX = 'clients = 7\n[method]\nname = "fedprox"\nstrength = 5\n'
 
@@ -64,6 +64,57 @@ def test_a_key_with_two_values(pair: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="a key has one value"):
         Experiment.from_words(pair)
     assert Experiment.from_words([pair[0], pair[0]]) == Experiment.from_words(pair[:1]), "twice the same is no harm"
+
+
+def test_every_alias_stands_for_a_key_and_is_none() -> None:
+    keys = {"method", *KEYS}
+    assert set(ALIASES.values()) <= keys
+    assert not keys & ALIASES.keys()
+
+
+@pytest.mark.parametrize(
+    ("alias", "key", "value"),
+    [("batch_size", "batch", "16"), ("num_clients", "clients", "3"), ("alpha", "partition.alpha", "0.3")],
+)
+def test_an_alias_is_its_key(tmp_path: Path, alias: str, key: str, value: str) -> None:
+    """As a word, in a file, and as a word over a file that has the key; the settings have the real key."""
+    wanted = Experiment.from_words([f"{key}={value}"])
+    assert Experiment.from_words([f"{alias}={value}"]) == wanted
+    assert parse([f"{alias}={value}"]) == {key: value}
+    (tmp_path / "short.toml").write_text(f"{alias} = {value}\n")
+    assert Experiment.from_toml(tmp_path / "short.toml") == wanted
+    assert f"{alias} =" not in wanted.to_toml() or key.endswith(f".{alias}")
+    (tmp_path / "whole.toml").write_text(Experiment().to_toml())
+    assert Experiment.from_toml(tmp_path / "whole.toml", [f"{alias}={value}"]) == wanted
+    origin = Experiment.from_words([f"{alias}={value}"]).origin
+    assert origin is not None
+    assert origin[key] == WORD, "a setting without effect is an error under either name"
+
+
+@pytest.mark.parametrize("pair", [("lr", "learning_rate"), ("local_epochs", "num_epochs"), ("method", "algorithm")])
+def test_a_key_under_two_names(tmp_path: Path, pair: tuple[str, str]) -> None:
+    """It is an error even if both have the same value, among words and in a file."""
+    first, second = pair
+    for names in (pair, pair[::-1]):
+        with pytest.raises(ConfigError, match=f"{names[0]} and {names[1]} are both set"):
+            Experiment.from_words([f"{name}=1" for name in names])
+    (tmp_path / "both.toml").write_text(f"{first} = 1\n{second} = 1\n")
+    with pytest.raises(ConfigError, match=f"{first} and {second} are both set"):
+        Experiment.from_toml(tmp_path / "both.toml")
+
+
+def test_an_alias_and_the_table_that_has_its_key(tmp_path: Path) -> None:
+    (tmp_path / "both.toml").write_text("alpha = 0.1\n[partition]\nalpha = 0.1\n")
+    with pytest.raises(ConfigError, match=r"alpha and partition\.alpha are both set"):
+        Experiment.from_toml(tmp_path / "both.toml")
+
+
+def test_an_alias_for_one_of_several_methods() -> None:
+    labels = {"fedavg": "fedavg", "fedprox": "fedprox"}
+    shared, own = addressed(parse(["fedprox.learning_rate=1", "batch_size=8"]), labels, KEYS)
+    assert (shared, own) == ({"batch": "8"}, {"fedavg": {}, "fedprox": {"lr": "1"}})
+    with pytest.raises(ConfigError, match=r"fedprox\.lr and fedprox\.learning_rate are both set"):
+        addressed(parse(["fedprox.lr=1", "fedprox.learning_rate=1"]), labels, KEYS)
 
 
 def test_a_table_is_no_value() -> None:

@@ -14,12 +14,12 @@ from threadpoolctl import threadpool_info
 import fedrane
 from asserts import same_bytes, untimed
 from fedrane import Algorithm, Experiment, Result, conformance, engines, tree
-from fedrane.comparison import compare
 from fedrane.data.dataset import Dataset
 from fedrane.engines import registry
 from fedrane.errors import ConfigError
-from fedrane.folder import CONFIG
+from fedrane.report.comparison import compare
 from fedrane.training import setup
+from fedrane.training.run_folder import CONFIG
 from problems import FORKS, Listener, federation, quick, table
 
 Many = Callable[[int], None]

@@ -10,7 +10,7 @@ import pytest
 
 import fedrane
 from fedrane import timing
-from fedrane.folder import SUMMARY
+from fedrane.training.run_folder import SUMMARY
 from problems import quick
 
 

@@ -24,7 +24,7 @@ from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation
 
 if TYPE_CHECKING:
-    from fedrane.predictor import Models, Predictor
+    from fedrane.training.predictor import Models, Predictor
 
 VALIDATION, TRAINING = "validation", "training"
 RANGE = 1e-3, 1e4

@@ -29,11 +29,11 @@ from fedrane.data.partition import Partitioning
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
-from fedrane.folder import TIMINGS, Checkpoint, Folder
 from fedrane.run import run
 from fedrane.task import Batch, Context, Model, State
 from fedrane.threads import limited
 from fedrane.training.result import Result
+from fedrane.training.run_folder import TIMINGS, Checkpoint, Folder
 
 CLASSES, FEATURES = 3, 6
 TOLERANCE = 1e-9

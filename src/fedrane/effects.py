@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fedrane import models
 from fedrane.algorithm import Algorithm
 from fedrane.data import catalogue
+from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.settings import FIELD, PRESET, WORD, Notice
@@ -77,6 +78,11 @@ RULES = (
     ),
     Rule("precision", lambda e: (e.precision, e.device) != ("tf32", "cpu"), "a GPU", ("device",)),
 )
+
+
+def uses_alpha(how: Partitioning) -> bool:
+    """Whether a partition is drawn with α."""
+    return not how.file and how.kind in ALPHA
 
 
 def idle(e: Experiment) -> dict[str, str]:

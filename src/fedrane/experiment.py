@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import tomllib
 import types
@@ -22,6 +21,7 @@ from fedrane.algorithm import Algorithm
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, nearest
+from fedrane.files import as_toml
 from fedrane.models.norms import check_policy
 from fedrane.sgd import Schedule
 
@@ -124,10 +124,9 @@ class Experiment:
 
     def to_toml(self) -> str:
         plain = self.to_dict()
-        lines = [f"{key} = {_toml(value)}" for key, value in plain.items() if not isinstance(value, dict)]
-        for table, values in ((key, value) for key, value in plain.items() if isinstance(value, dict)):
-            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
-        return "\n".join(lines) + "\n"
+        tables = {key: value for key, value in plain.items() if isinstance(value, dict)}
+        top = as_toml({key: value for key, value in plain.items() if key not in tables})
+        return "\n".join([top, *(as_toml(values, f"[{table}]") for table, values in tables.items())])
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
@@ -205,20 +204,6 @@ def read_preset(name: str) -> dict[str, Any]:
     return tomllib.loads(paths[name].read_text(encoding="utf-8"))
 
 
-_SYNONYMS = {
-    "alpha": "partition.alpha",
-    "batch_size": "batch",
-    "data": "dataset",
-    "learning_rate": "lr",
-    "local_epochs": "epochs",
-    "num_clients": "clients",
-    "num_rounds": "rounds",
-    "algorithm": "method",
-    "wd": "weight_decay",
-}
-"""Names of these keys in other libraries."""
-
-
 def _method(values: Mapping[str, Any]) -> Algorithm:
     values = dict(values)
     name = str(values.pop("name", "fedavg"))
@@ -242,8 +227,6 @@ def _build(cls: type[D], values: Mapping[str, Any], prefix: str) -> D:
     given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            if prefix + key in _SYNONYMS:
-                raise ConfigError(f"unknown key '{key}'", remedy=f"It is called '{_SYNONYMS[key]}' here")
             if not prefix and key in methods.known():
                 raise ConfigError(f"unknown key '{key}'", "it is a method", f"Write method={key} method.FIELD=value")
             names = [f"{prefix}{name}" for name in known]
@@ -300,16 +283,6 @@ def _as_str(value: Any) -> str:
 
 _TYPES = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
 _TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):  # TOML's basic strings are those of JSON, except for the delete character
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return repr(value)
 
 
 def _check(e: Experiment) -> None:

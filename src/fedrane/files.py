@@ -1,14 +1,17 @@
-"""Atomic file writes, with clear error messages."""
+"""Atomic writes with clear errors, and the TOML that is written."""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -57,3 +60,23 @@ def settle(part: Path, path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def as_toml(values: Mapping[str, Any], header: str = "") -> str:
+    """Lines ``key = value`` of TOML, below a header such as ``[table]``.
+
+    >>> as_toml({"lr": 0.1, "partition.kind": "iid"}, "[settings]")
+    '[settings]\\nlr = 0.1\\npartition.kind = "iid"\\n'
+    """
+    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+    return "".join(line + "\n" for line in ([header] if header else []) + lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, str):  # TOML's basic strings are JSON's, except for the delete character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return repr(value)

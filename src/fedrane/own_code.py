@@ -17,8 +17,8 @@ from fedrane import loading, sources
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
 from fedrane.files import write_atomically
-from fedrane.folder import CODE, CONFIG, DIGESTS, Folder
 from fedrane.settings import flat
+from fedrane.training.run_folder import CODE, CONFIG, DIGESTS, Folder
 
 KEYS = ("method.name", "model")
 """The settings that may name code."""
@@ -124,7 +124,7 @@ def opened(folder: Folder, trust: bool = False, changed: bool = False) -> Iterat
     ``trust`` allows code that the user has not named before.
     """
     values = read_toml(folder.path / CONFIG)
-    then = recorded(folder.read_facts())
+    then = recorded(folder.read_metadata())
     files: dict[str, Path] = {}
     for key, reference in _references(values).items():
         if original := loading.file_of(reference):

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedrane import engines, own_code, sessions, settings, sources
+from fedrane import engines, own_code, settings, sources
 from fedrane.data import partition as partitions
 from fedrane.experiment import Experiment
-from fedrane.folder import FACTS, PARTITION, Folder
-from fedrane.predictor import Inputs, Models
 from fedrane.threads import limited
+from fedrane.training import sessions
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
+from fedrane.training.predictor import Inputs, Models
 from fedrane.training.result import Result, last_round
 from fedrane.training.resume import (
     OLDER,
@@ -26,6 +26,7 @@ from fedrane.training.resume import (
     replanned,
     require_same_states,
 )
+from fedrane.training.run_folder import METADATA, PARTITION, Folder
 from fedrane.training.saved import read_models, require_fit
 from fedrane.training.setup import (
     Network,
@@ -81,7 +82,9 @@ def run(
             own_code.remember(experiment)
             own_code.keep(experiment, folder)
             prints = of_data(rows, dataset) | fingerprints(federation.task, model, folder)
-            folder.write_json(FACTS, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints})
+            folder.write_json(
+                METADATA, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints}
+            )
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed

@@ -20,6 +20,23 @@ Settings = dict[str, Any]
 NAME, FIELD = "method.name", "method."
 WORD, PRESET = "", "preset="
 """The source of a setting given as a word, and the prefix of a preset's source."""
+ALIASES = {
+    "algorithm": "method",
+    "alpha": "partition.alpha",
+    "batch_size": "batch",
+    "client_fraction": "participation",
+    "data": "dataset",
+    "dirichlet_alpha": "partition.alpha",
+    "grad_clip": "clip",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "num_clients": "clients",
+    "num_epochs": "epochs",
+    "num_rounds": "rounds",
+    "random_seed": "seed",
+    "wd": "weight_decay",
+}
+"""Names that other libraries use, and the keys they stand for. They are accepted wherever a key is."""
 
 
 class Layer(NamedTuple):
@@ -71,8 +88,14 @@ def dotted(values: Mapping[str, Any]) -> Settings:
 
 
 def flat(values: Mapping[str, Any]) -> Settings:
-    """Return nested values by their dotted keys; ``method = "…"`` becomes ``method.name``."""
-    return {_canonical(key): value for key, value in dotted(values).items()}
+    """Nested values by their real keys, dotted; a method's bare name is its ``method.name``.
+
+    >>> flat({"batch_size": 32, "alpha": 0.5, "method": "fedavg"})
+    {'batch': 32, 'partition.alpha': 0.5, 'method.name': 'fedavg'}
+    """
+    plain = dotted(values)
+    _require_one_name(plain)
+    return {canonical(key): value for key, value in plain.items()}
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,18 +121,34 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def parse(words: Iterable[str], example: str = "clients=10 or partition.alpha=0.1") -> dict[str, str]:
     """Return the values of ``key=value`` words by their dotted keys."""
     values: dict[str, str] = {}
+    written: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value", remedy=f"Write for instance {example}")
-        key = _canonical(key)
+        written.append(key)
+        _require_one_name(written)
+        key = canonical(key)
         if values.setdefault(key, value) != value:
             raise ConfigError(f"{key.removesuffix('.name')} is {values[key]} and {value}", "a key has one value")
     return values
 
 
-def _canonical(key: str) -> str:
+def canonical(key: str) -> str:
+    """The real key, dotted, that a key or an alias stands for."""
+    key = ALIASES.get(key, key)
     return NAME if key == "method" else key
+
+
+def _require_one_name(written: Iterable[str], prefix: str = "") -> None:
+    """It is an error to set a key both by an alias and by another of its names."""
+    names: dict[str, str] = {}
+    for name in written:
+        other = names.setdefault(canonical(name), name)
+        if other != name and not ALIASES.keys().isdisjoint((name, other)):
+            key = canonical(name).removesuffix(".name")
+            both = f"{prefix}{other} and {prefix}{name} are both set"
+            raise ConfigError(both, f"they are the same key, {key}", "Leave one of them out")
 
 
 # ---- layers
@@ -202,13 +241,19 @@ def addressed(
     """
     shared: dict[str, str] = {}
     for_one: dict[str, dict[str, str]] = {label: {} for label in labels}
+    named: dict[str, list[str]] = {label: [] for label in labels}
     known = {*methods.known(), *others}
     tables = {"method", *(key.partition(".")[0] for key in keys if "." in key)}
     for key, value in given.items():
         mine = max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
         if mine is not None:
             name = key.removeprefix(f"{mine}.")
-            for_one[mine][name if name not in _fields(labels[mine]) and name in keys else FIELD + name] = value
+            if name in _fields(labels[mine]) or canonical(name) not in keys:
+                for_one[mine][FIELD + name] = value
+            else:
+                named[mine].append(name)
+                _require_one_name(named[mine], f"{mine}.")
+                for_one[mine][canonical(name)] = value
         elif key.partition(".")[0] in known or loading.is_reference(key):
             raise ConfigError(
                 f"{key}={value}",

@@ -351,7 +351,9 @@ def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
 
 
 def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
-    with pytest.raises(DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"):
+    with pytest.raises(
+        DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"
+    ):
         load(saved[1], rows=301)
 
 

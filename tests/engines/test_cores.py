@@ -26,13 +26,12 @@ from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.folder import CONFIG
 from fedrane.methods import METHODS
 from fedrane.task import Model
+from fedrane.training.loop import TrainingLoop
+from fedrane.training.run_folder import CONFIG
 from harness import PATIENCE
 from problems import EVERY_METHOD, FORKS, SLOW, federation, quick, table
-from fedrane.training.loop import TrainingLoop
-from problems import FORKS, federation, quick, table
 
 
 @pytest.fixture(autouse=True)

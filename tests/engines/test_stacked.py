@@ -18,9 +18,8 @@ from fedrane.data.dataset import Dataset
 from fedrane.engines import make, stacked
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
-from problems import EVERY_METHOD, federation, slow_except, table
 from fedrane.training.result import Result
-from problems import federation, table
+from problems import EVERY_METHOD, federation, slow_except, table
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:

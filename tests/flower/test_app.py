@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedrane
 from asserts import same_bytes
 from fedrane import Experiment, data, own_code, report
-from fedrane.cli import app as command
+from fedrane.cli.app import app as command
 from fedrane.data.own import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower.app import client, models
@@ -176,7 +176,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
         with pytest.raises(Killed):
             federation.serve(down=dying(round))
     same_as_local(federation, federation.serve())
-    assert json.loads((tmp_path / "run" / "facts.json").read_text())["server_start"] == 4
+    assert json.loads((tmp_path / "run" / "metadata.json").read_text())["server_start"] == 4
 
 
 def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
@@ -195,7 +195,7 @@ def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
 def test_a_local_runs_folder_is_not_a_federations(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=2)
     fedrane.run(federation.app.experiment.replace(engine="sequential", threads=1), tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"facts\.json is not that of a federation"):
+    with pytest.raises(CheckpointError, match=r"metadata\.json is not that of a federation"):
         federation.serve()
 
 

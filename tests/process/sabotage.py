@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrane import folder
+from fedrane.training import run_folder
 
-TOUCHES = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), (folder, "save_file"))
+TOUCHES = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), (run_folder, "save_file"))
 """All by which a run changes its folder, beside plain writes, each of which an fsync follows."""
 
 
@@ -47,22 +47,22 @@ def _at_touch(at: int, log: str) -> None:
 
 def _in_line(at: int, log: str) -> None:
     """In the middle of the line of the round ``at``."""
-    append = folder.Folder.append_metrics
+    append = run_folder.Folder.append_metrics
 
-    def cut(self: folder.Folder, record: dict[str, Any]) -> None:
+    def cut(self: run_folder.Folder, record: dict[str, Any]) -> None:
         if record["round"] != at:
             return append(self, record)
         text = json.dumps(record)
-        with (self.path / folder.METRICS).open("a") as file:
+        with (self.path / run_folder.METRICS).open("a") as file:
             file.write(text[: len(text) // 2])
         return _die()
 
-    folder.Folder.append_metrics = cut  # type: ignore[method-assign]
+    run_folder.Folder.append_metrics = cut  # type: ignore[method-assign]
 
 
 def _in_checkpoint(at: int, log: str) -> None:
     """In the middle of writing the round ``at``: half of it is in our file, and half in one of the library's own."""
-    save_file = folder.save_file
+    save_file = run_folder.save_file
 
     def cut(tensors: Any, path: Path, metadata: Any) -> None:
         save_file(tensors, path, metadata)
@@ -72,4 +72,4 @@ def _in_checkpoint(at: int, log: str) -> None:
                 half.write_bytes(content[: len(content) // 2])
             _die()
 
-    folder.save_file = cut
+    run_folder.save_file = cut

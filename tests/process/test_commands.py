@@ -14,9 +14,9 @@ from PIL import Image
 
 import fedrane as library
 from fedrane import conformance, data, methods
-from fedrane.folder import CALIBRATION
 from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
+from fedrane.training.run_folder import CALIBRATION
 from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
@@ -432,7 +432,7 @@ def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
         assert all(np.array_equal(saved[0][name], other[name]) for other in saved)
     for file in saved:
         file.close()
-    facts = [json.loads((tmp_path / name / "facts.json").read_text())["labels"] for name in ("one", "two")]
+    facts = [json.loads((tmp_path / name / "metadata.json").read_text())["labels"] for name in ("one", "two")]
     assert np.sum(facts[0], axis=1).tolist() == np.sum(facts[1], axis=1).tolist()
 
 

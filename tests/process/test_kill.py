@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrane.folder import CONFIG
+from fedrane.training.run_folder import CONFIG
 from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
 from problems import SLOW
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from fedrane.reproduce.store import lock
+from fedrane.reproduce.results import lock
 from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
 

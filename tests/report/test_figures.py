@@ -11,8 +11,8 @@ from PIL import Image
 
 import folders
 from fedrane.report import figures
-from fedrane.report.features import Points
 from fedrane.report.runs import gather
+from fedrane.report.tsne import Points
 from report_pages import points, runs
 
 

@@ -127,7 +127,7 @@ def test_the_worst_clients(tmp_path: Path) -> None:
     worst = measures.worst(lines_of(tmp_path), "global")
     assert worst.who[:3] == [(0, 1), (1, 1), (2, 1)]
     assert worst.accuracy[:, 0].tolist() == [0.0, 0.2]
-    assert len(worst.who) == measures.WORST_SHOWN
+    assert len(worst.who) == measures.MAX_WORST_CLIENTS
     assert (np.diff(worst.accuracy.mean(0)) >= 0).all()
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import folders
 from fedrane import report
-from fedrane.cli import app
+from fedrane.cli.app import app
 from fedrane.errors import FedraneError
 from fedrane.report import page
 from fedrane.report.runs import gather
@@ -129,7 +129,7 @@ def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "absent"),
     [
-        (folders.simple, ["Bargaining weights: no run bargains", "t-SNE of features: it was not asked for"]),
+        (folders.simple, ["Bargaining weights: no run bargains", "t-SNE of features: it was not requested"]),
         (folders.alone, ["Cosines: no run records them", "Bargaining weights"]),
     ],
 )

@@ -123,9 +123,9 @@ def test_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
         ("metrics.jsonl", "{]\n{}\n", "line 1"),
         ("metrics.jsonl", '{"round": 1}\n[1]\n', "line 2"),
         ("metrics.jsonl", '{"loss": 1}\n', "line 1"),
-        ("facts.json", "{}", "classes"),
-        ("facts.json", '{"inputs": {"classes": ["a"]}, "labels": [[1, 2]]}', "1 classes"),
-        ("facts.json", None, "missing"),
+        ("metadata.json", "{}", "classes"),
+        ("metadata.json", '{"inputs": {"classes": ["a"]}, "labels": [[1, 2]]}', "1 classes"),
+        ("metadata.json", None, "missing"),
     ],
 )
 def test_damaged_folders(tmp_path: Path, file: str, content: str | None, said: str) -> None:

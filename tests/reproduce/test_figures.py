@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedrane.reproduce import draw, records, sheets
+from fedrane.reproduce import draw, records, tables
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Choice, targets
+from fedrane.reproduce.targets import Selection, targets
 from fedrane.run import run
 from problems import quick
 
@@ -23,8 +23,8 @@ PERSONAL = "local"
 
 def drawn(name: str, sweep: Sweep, folder: Path, methods: tuple[str, ...]) -> dict[str, Path]:
     (target,) = targets(name)
-    alphas = tuple(dict.fromkeys(cell.place.alpha for cell in sweep.cells))
-    made = sheets.sheets(target, Choice(("digits",), alphas, methods, (0,)), sweep)
+    alphas = tuple(dict.fromkeys(cell.condition.alpha for cell in sweep.cells))
+    made = tables.result_tables(target, Selection(("digits",), alphas, methods, (0,)), sweep)
     paths = draw.figures(target, made, sweep, folder)
     return {path.suffix: path for path in paths}
 
@@ -48,7 +48,7 @@ def test_a_figure_shows_its_methods(
     asked = (*METHODS, PERSONAL)
     done = sweep(name, methods=asked)
     if name == "clients":
-        done.cells = [cell for cell in done.cells if cell.place.value in (5, 10)]
+        done.cells = [cell for cell in done.cells if cell.condition.value in (5, 10)]
     assert not drawn(name, done, tmp_path, asked), "nothing to draw yet"
     assert done.go()
     assert {done.status(cell) for cell in done.cells} == {"done"}

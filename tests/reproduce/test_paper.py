@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrane.reproduce.sheets import mark_best
-from fedrane.reproduce.targets import COMPARISON, Place, in_paper, paper, paper_alphas, row, targets
+from fedrane.reproduce.tables import mark_best
+from fedrane.reproduce.targets import COMPARISON, Condition, in_paper, paper, paper_alphas, row, targets
 
 SOURCE = Path(__file__).with_name("paper-tables.tex")
 """The two tables as they stand in the paper's source."""
@@ -21,22 +21,24 @@ OURS = {
 MARKS = {r"\textbf": "bold", r"\underline": "underline"}
 
 
-def table(measure: str) -> dict[tuple[str, Place], tuple[float, str]]:
-    """From the source: the figure and the mark of each row at each place."""
+def table(measure: str) -> dict[tuple[str, Condition], tuple[float, str]]:
+    """From the source: the figure and the mark of each row at each condition."""
     caption = {"global": "G-FL", "personal": "P-FL"}[measure]
     text = next(t for t in SOURCE.read_text().split(r"\begin{table*}") if f"Accuracy of {caption}" in t)
     names = [DATASETS[name] for name in re.findall(r"\\multicolumn\{3\}\{c\}\{(\w+)\}", text)]
     alphas = [float(alpha) for alpha in re.findall(r"Dir\((.+?)\)", text)]
-    places = [Place(name, alpha) for name, alpha in zip([n for n in names for _ in range(3)], alphas, strict=True)]
+    conditions = [
+        Condition(name, alpha) for name, alpha in zip([n for n in names for _ in range(3)], alphas, strict=True)
+    ]
     found = {}
     for line in re.findall(r"^\s*(\S.*\d.*?)\\\\", text, re.MULTILINE):
         title, *figures = (part.strip() for part in line.split("&"))
-        if title.startswith("Method") or len(figures) != len(places):
+        if title.startswith("Method") or len(figures) != len(conditions):
             continue
         name = OURS.get(title, title.lower().replace("-", ""))
-        for place, figure in zip(places, figures, strict=True):
+        for condition, figure in zip(conditions, figures, strict=True):
             mark, number = re.fullmatch(r"(\\\w+)?\{?\s*(0\.\d+)\s*\}?", figure).groups()  # type: ignore[union-attr]
-            found[name, place] = float(number), MARKS.get(mark, "")
+            found[name, condition] = float(number), MARKS.get(mark, "")
     return found
 
 
@@ -44,19 +46,19 @@ def table(measure: str) -> dict[tuple[str, Place], tuple[float, str]]:
 def test_the_figures_are_the_source_s(measure: str) -> None:
     source = table(measure)
     assert len(source) == 11 * 4 * 3
-    for (name, place), (figure, _) in source.items():
-        assert in_paper(measure, name, place) == figure, (name, place)
+    for (name, condition), (figure, _) in source.items():
+        assert in_paper(measure, name, condition) == figure, (name, condition)
     assert sum(len(rows) * len(paper_alphas()) for rows in paper()[measure].values()) == len(source), "and no others"
 
 
 @pytest.mark.parametrize("measure", ["global", "personal"])
 def test_our_marks_on_the_paper_s_figures_are_the_paper_s(measure: str) -> None:
     source = table(measure)
-    for place in {place for _, place in source}:
-        means = {name: figure for (name, where), (figure, _) in source.items() if where == place}
+    for condition in {condition for _, condition in source}:
+        means = {name: figure for (name, where), (figure, _) in source.items() if where == condition}
         rivals = {name for name in means if row(name).group == COMPARISON}
-        marks = {name: mark for (name, where), (_, mark) in source.items() if where == place and mark}
-        assert mark_best(means, rivals) == marks, place
+        marks = {name: mark for (name, where), (_, mark) in source.items() if where == condition and mark}
+        assert mark_best(means, rivals) == marks, condition
 
 
 @pytest.mark.parametrize(("target", "measure"), [("table-gfl", "global"), ("table-pfl", "personal")])
@@ -64,5 +66,5 @@ def test_a_table_has_the_paper_s_rows_and_places(target: str, measure: str) -> N
     (ours,) = targets(target)
     source = table(measure)
     assert list(ours.rows) == list(dict.fromkeys(name for name, _ in source)), "in its order"
-    assert [Place(d, a) for d in ours.datasets for a in ours.alphas] == list(dict.fromkeys(p for _, p in source))
+    assert [Condition(d, a) for d in ours.datasets for a in ours.alphas] == list(dict.fromkeys(p for _, p in source))
     assert ours.seeds == 5

@@ -13,8 +13,8 @@ from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, DataError
 from fedrane.experiment import Experiment
 from fedrane.reproduce.targets import (
-    Choice,
-    Place,
+    Condition,
+    Selection,
     _with_model,
     absent,
     cells,
@@ -59,38 +59,40 @@ def test_a_target_has_its_cells_each_once(name: str, count: int) -> None:
 
 def test_filters_choose_and_stand_in() -> None:
     (target,) = targets("table-gfl")
-    chosen = Choice(("digits",), (0.1,), ("fedrane", "fedavg"), (0, 1), ("rounds=5",))
+    chosen = Selection(("digits",), (0.1,), ("fedrane", "fedavg"), (0, 1), ("rounds=5",))
     found = cells(target, chosen)
-    assert [(cell.row.name, cell.place, cell.seed) for cell in found] == [
-        (name, Place("digits", 0.1), seed) for seed in (0, 1) for name in ("fedavg", "fedrane")
+    assert [(cell.row.name, cell.condition, cell.seed) for cell in found] == [
+        (name, Condition("digits", 0.1), seed) for seed in (0, 1) for name in ("fedavg", "fedrane")
     ], "all of the first seed first, comparison methods before ours"
     assert {cell.experiment.rounds for cell in found if cell.experiment} == {5}
 
 
 def test_a_varied_value_is_in_the_experiment() -> None:
     (target,) = targets("lambda-cd")
-    values = [c.experiment.algorithm.contrast for c in cells(target, Choice(("fmnist",), seeds=(0,))) if c.experiment]  # type: ignore[attr-defined]
+    values = [
+        c.experiment.algorithm.contrast for c in cells(target, Selection(("fmnist",), seeds=(0,))) if c.experiment
+    ]  # type: ignore[attr-defined]
     assert values == [0, 0.1, 0.5, 0.8, 1]
     with pytest.raises(ConfigError, match="varies"):
-        cells(target, Choice(words=("method.contrast=1",)))
+        cells(target, Selection(words=("method.contrast=1",)))
     with pytest.raises(ConfigError, match="varies"):
-        cells(target, Choice(words=("fedrane.contrast=1",)))
+        cells(target, Selection(words=("fedrane.contrast=1",)))
 
 
 def test_words_go_to_all_rows_or_to_one() -> None:
     (target,) = targets("table-gfl")
     words = ("epochs=1", "fedprox.strength=1")
-    prox, avg = cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
+    prox, avg = cells(target, Selection(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
     assert prox.settings["epochs"] == avg.settings["epochs"] == 1
     assert prox.settings["method.strength"] == 1.0
-    prox, avg = cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), ("fedprox.lr=0.03",)))
+    prox, avg = cells(target, Selection(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), ("fedprox.lr=0.03",)))
     assert (prox.settings["lr"], avg.settings["lr"]) == (0.03, 0.1), "a setting of the experiment as well"
     with pytest.raises(ConfigError, match="--dataset"):
-        cells(target, Choice(words=("dataset=digits",)))
+        cells(target, Selection(words=("dataset=digits",)))
     with pytest.raises(ConfigError, match="--seeds"):
-        cells(target, Choice(words=("fedavg.seed=7",)))
+        cells(target, Selection(words=("fedavg.seed=7",)))
     with pytest.raises(ConfigError, match=r"ditto is not among the methods\. There are: fedprox"):
-        cells(target, Choice(methods=("fedprox",), words=("ditto.strength=1",)))
+        cells(target, Selection(methods=("fedprox",), words=("ditto.strength=1",)))
 
 
 @pytest.mark.parametrize(
@@ -106,13 +108,13 @@ def test_words_go_to_all_rows_or_to_one() -> None:
 def test_words_that_would_vanish_are_refused(words: tuple[str, ...], said: str) -> None:
     (target,) = targets("table-gfl")
     with pytest.raises(ConfigError, match=said):
-        cells(target, Choice(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
+        cells(target, Selection(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
 
 
 def test_a_word_without_effect_on_some_datasets_is_left_out_there() -> None:
     """So that a cell it does nothing to is the plain one; without effect on all of them it is an error."""
     (target,) = targets("table-gfl")
-    chosen = Choice(("digits", "cifar10"), (0.5,), ("fedavg", "fedprox"), (0,))
+    chosen = Selection(("digits", "cifar10"), (0.5,), ("fedavg", "fedprox"), (0,))
     plain = cells(target, chosen)
     for words in (("norm=local",), ("fedavg.norm=local", "fedprox.norm=local")):
         found = cells(target, replace(chosen, words=words))
@@ -132,7 +134,7 @@ def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path)
     (tmp_path / "p.npz").write_bytes(b"")
     (target,) = targets("table-gfl")
     words = (f"partition.file={tmp_path / 'p.npz'}",)
-    (cell,) = cells(target, Choice(("digits",), (0.1,), ("fedavg",), (0,), words))
+    (cell,) = cells(target, Selection(("digits",), (0.1,), ("fedavg",), (0,), words))
     assert cell.experiment is not None
     settled, notices = effects.settle(cell.experiment)
     assert [(n.source, n.key, n.value) for n in notices] == [("table-gfl", "partition.alpha", 0.1)]
@@ -143,7 +145,7 @@ def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path)
 @pytest.mark.parametrize("name", known())
 def test_no_shipped_setting_is_without_effect(name: str) -> None:
     (target,) = targets(name)
-    for cell in cells(target, Choice(seeds=(0,))):
+    for cell in cells(target, Selection(seeds=(0,))):
         assert cell.experiment is not None
         plain = cell.experiment.set_by(dict.fromkeys(flat(cell.experiment.to_dict()), "shipped"))
         assert effects.settle(plain)[1] == [], cell.name
@@ -151,11 +153,11 @@ def test_no_shipped_setting_is_without_effect(name: str) -> None:
 
 def test_a_user_s_own_method_stands_among_them() -> None:
     (target,) = targets("table-gfl")
-    found = cells(target, Choice(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
+    found = cells(target, Selection(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
     groups = [cell.row.group for cell in found]
     assert groups == ["comparison"] * 8 + ["own"] + ["ours"] * 3
     with pytest.raises(ConfigError, match="not known"):
-        cells(target, Choice(methods=("fedavgg",)))
+        cells(target, Selection(methods=("fedavgg",)))
 
 
 def test_a_method_of_the_paper_that_is_not_here_is_a_cell_without_an_experiment(
@@ -165,7 +167,7 @@ def test_a_method_of_the_paper_that_is_not_here_is_a_cell_without_an_experiment(
 
     monkeypatch.setattr(methods, "METHODS", {k: v for k, v in methods.METHODS.items() if k != "fedprox"})
     (target,) = targets("table-gfl")
-    (cell,) = cells(target, Choice(("digits",), (0.5,), ("fedprox",), (0,)))
+    (cell,) = cells(target, Selection(("digits",), (0.5,), ("fedprox",), (0,)))
     assert cell.experiment is None
     assert "fedprox" in cell.problem
 
@@ -221,13 +223,13 @@ def test_a_mistake_in_an_own_target_is_named(tmp_path: Path, wrong: dict[str, ob
 @pytest.mark.parametrize("word", ["engine=flowr", "model=mlpp", "model=nofile.py:net", "partition.file=nofile.npz"])
 def test_a_misspelt_word_is_told_before_any_cell(word: str) -> None:
     with pytest.raises(ConfigError, match=word.partition("=")[2].partition(":")[0]):
-        cells(targets("table-gfl")[0], Choice(("digits",), seeds=(0,), words=(word,)))
+        cells(targets("table-gfl")[0], Selection(("digits",), seeds=(0,), words=(word,)))
 
 
 def test_what_is_said_twice_counts_once() -> None:
     assert parse_seeds("1,1,0") == (1, 0)
     (target,) = targets("table-gfl")
-    found = cells(target, Choice(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))
+    found = cells(target, Selection(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))
     assert len(found) == 1
 
 
@@ -280,9 +282,9 @@ def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
 def test_own_data_are_known_by_their_content(tmp_path: Path) -> None:
     """Wherever they lie; a changed file, image or partition makes another cell."""
     keys: dict[str, list[str]] = {"dataset": [], "folder": [], "partition": []}
-    for place, content in (("a", b"rows"), ("b", b"rows"), ("c", b"other")):
-        (tmp_path / place / "images" / "cat").mkdir(parents=True)
-        file, image = tmp_path / place / "mine.npz", tmp_path / place / "images" / "cat" / "1.png"
+    for condition, content in (("a", b"rows"), ("b", b"rows"), ("c", b"other")):
+        (tmp_path / condition / "images" / "cat").mkdir(parents=True)
+        file, image = tmp_path / condition / "mine.npz", tmp_path / condition / "images" / "cat" / "1.png"
         file.write_bytes(content)
         image.write_bytes(content)
         by_file = Experiment(partition=Partitioning(file=str(file)))

@@ -15,13 +15,13 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.reproduce import tune
-from fedrane.reproduce.store import Store
+from fedrane.reproduce.results import ResultStore
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Choice, Place, cells, targets
+from fedrane.reproduce.targets import Condition, Selection, cells, targets
 from fedrane.training.setup import make_partition
 from problems import table
 
-PLACE = Place("digits", 0.5)
+CONDITION = Condition("digits", 0.5)
 WORDS = ("model=mlp", "clients=4", "epochs=1", "batch=32", "rounds=2", "device=cpu")
 
 
@@ -62,19 +62,19 @@ def natural(share: float) -> partitions.Partitioning:
 
 def scores(folder: Path, rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[tune.Tuned, list[float | None]]:
     monkeypatch.setattr(tune, "as_dataset", lambda experiment, given: rows)
-    choice = Choice(seeds=(0,), words=WORDS)
-    found = tune.trials("fedprox", PLACE, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, choice, 0.2)
+    selection = Selection(seeds=(0,), words=WORDS)
+    found = tune.trials("fedprox", CONDITION, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, selection, 0.2)
     every = [cell for trial in found for cell in trial.cells]
-    sweep = Sweep(every, Store(folder / "results"), folder / "cells", source=tune.Rows(found, 0.2))
+    sweep = Sweep(every, ResultStore(folder / "results"), folder / "cells", source=tune.TrialData(found, 0.2))
     assert sweep.go()
-    return tune.choose(sweep, found, PLACE, "global"), [tune.score(sweep, trial, "global") for trial in found]
+    return tune.choose(sweep, found, CONDITION, "global"), [tune.score(sweep, trial, "global") for trial in found]
 
 
 def test_no_test_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no official test set to read, the clients' test rows are poison: nothing changes."""
     clean = numbered()
     expected = scores(tmp_path / "clean", clean, monkeypatch)
-    wanted = tune.trials("fedprox", PLACE, {"lr": (0.1,)}, Choice(seeds=(0,), words=WORDS), 0.2)[0].wanted[0]
+    wanted = tune.trials("fedprox", CONDITION, {"lr": (0.1,)}, Selection(seeds=(0,), words=WORDS), 0.2)[0].wanted[0]
     poison = clean.x.copy()
     poison[np.concatenate(real_split(wanted, clean).test)] = np.nan
     poisoned = replace(clean, x=poison)
@@ -106,10 +106,10 @@ def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest
     ], "one entry a method, the newest"
     target = targets("table-gfl")[0]
     for alpha in (0.5, 5.0):
-        cell, plain = cells(target, Choice(("digits",), (alpha,), ("fedprox", "fedavg"), (0,), tuned=entries))
+        cell, plain = cells(target, Selection(("digits",), (alpha,), ("fedprox", "fedavg"), (0,), tuned=entries))
         assert {key: cell.settings[key] for key in best.settings} == best.settings, "at every α"
         assert plain.settings["lr"] == 0.1, "of another method nothing"
-    (untouched,) = cells(target, Choice(("fmnist",), (0.5,), ("fedprox",), (0,), tuned=entries))
+    (untouched,) = cells(target, Selection(("fmnist",), (0.5,), ("fedprox",), (0,), tuned=entries))
     assert untouched.settings["lr"] == 0.1, "nor on another dataset"
 
 
@@ -156,40 +156,40 @@ def test_a_tuned_alpha_wins_over_the_others(tmp_path: Path) -> None:
     entries = [{"method": "fedavg", "dataset": "digits", "alpha": a, "settings": {"lr": a}} for a in (0.1, 5.0)]
     target = targets("table-gfl")[0]
     rates = [
-        cells(target, Choice(("digits",), (a,), ("fedavg",), (0,), tuned=tuple(entries)))[0].settings["lr"]
+        cells(target, Selection(("digits",), (a,), ("fedavg",), (0,), tuned=tuple(entries)))[0].settings["lr"]
         for a in (0.1, 5.0)
     ]
     assert rates == [0.1, 5.0]
 
 
 def test_a_trial_never_passes_for_a_cell_of_the_table() -> None:
-    choice = Choice(seeds=(0,), words=WORDS)
-    (trial,) = tune.trials("fedavg", PLACE, {"lr": (0.1,)}, choice, 0.2)
-    (cell,) = cells(targets("table-gfl")[0], Choice(("digits",), (0.5,), ("fedavg",), (0,), WORDS))
+    selection = Selection(seeds=(0,), words=WORDS)
+    (trial,) = tune.trials("fedavg", CONDITION, {"lr": (0.1,)}, selection, 0.2)
+    (cell,) = cells(targets("table-gfl")[0], Selection(("digits",), (0.5,), ("fedavg",), (0,), WORDS))
     assert trial.wanted[0] == cell.experiment, "they stand for the same experiment"
     assert trial.cells[0].key != cell.key
 
 
 def test_grids() -> None:
-    assert tune.grid_of("fedprox", ()) == {"lr": tune.RATES, "method.strength": (0.001, 0.01, 0.1, 1.0)}
+    assert tune.grid_of("fedprox", ()) == {"lr": tune.LRS, "method.strength": (0.001, 0.01, 0.1, 1.0)}
     assert tune.grid_of("fedprox", ("lr=1,2",)) == {"lr": ("1", "2")}
     for mistake in ("lr", "lr="):
         with pytest.raises(ConfigError, match="key=value"):
             tune.grid_of("fedprox", (mistake,))
     with pytest.raises(ConfigError, match="unknown key"):
-        tune.trials("fedprox", PLACE, {"method.strenght": (1,)}, Choice(words=WORDS), 0.2)
+        tune.trials("fedprox", CONDITION, {"method.strenght": (1,)}, Selection(words=WORDS), 0.2)
 
 
 def test_a_word_takes_the_place_of_a_key_s_values_in_the_grid() -> None:
     """And is part of what is found, so that reproduce uses it too."""
-    choices = tune.for_each(
-        ("fedprox", "ditto"), Choice(words=(*WORDS, "lr=0.3", "fedprox.strength=1", "ditto.lr=0.2"))
+    selections = tune.for_each(
+        ("fedprox", "ditto"), Selection(words=(*WORDS, "lr=0.3", "fedprox.strength=1", "ditto.lr=0.2"))
     )
-    grid = tune.grid_of("fedprox", (), choices["fedprox"].words)
+    grid = tune.grid_of("fedprox", (), selections["fedprox"].words)
     assert grid == {"lr": ("0.3",), "method.strength": ("1",)}
-    (trial,) = tune.trials("fedprox", PLACE, grid, choices["fedprox"], 0.2)
+    (trial,) = tune.trials("fedprox", CONDITION, grid, selections["fedprox"], 0.2)
     assert trial.values == {"lr": 0.3, "method.strength": 1.0}
-    assert tune.grid_of("ditto", (), choices["ditto"].words) == {
+    assert tune.grid_of("ditto", (), selections["ditto"].words) == {
         "lr": ("0.2",),
         "method.strength": (0.1, 0.5, 1.0, 2.0),
     }
@@ -197,11 +197,11 @@ def test_a_word_takes_the_place_of_a_key_s_values_in_the_grid() -> None:
         with pytest.raises(ConfigError, match="a key is set once"):
             tune.grid_of("fedprox", own, ("lr=0.3",))
     with pytest.raises(ConfigError, match="a key has one value"):
-        tune.trials("fedprox", PLACE, {"lr": (0.1,)}, Choice(words=(*WORDS, "lr=0.3")), 0.2)
+        tune.trials("fedprox", CONDITION, {"lr": (0.1,)}, Selection(words=(*WORDS, "lr=0.3")), 0.2)
 
 
 def test_a_field_without_effect_is_not_tuned() -> None:
-    assert tune.grid_of("fedrane-wo-lra", ()) == {"lr": tune.RATES}
+    assert tune.grid_of("fedrane-wo-lra", ()) == {"lr": tune.LRS}
     assert len(tune.grid_of("fedrane-wo-gne", ())) == 3
 
 
@@ -210,16 +210,16 @@ def test_a_field_that_a_word_leaves_without_effect_is_not_tuned(method: str, wor
     """Nor is an error made of it: the user never wrote it."""
     words = (*WORDS, word)
     grid = tune.grid_of(method, (), words)
-    assert grid == {"lr": tune.RATES}
-    assert len(tune.trials(method, PLACE, grid, Choice(words=words), 0.2)) == len(tune.RATES)
+    assert grid == {"lr": tune.LRS}
+    assert len(tune.trials(method, CONDITION, grid, Selection(words=words), 0.2)) == len(tune.LRS)
     with pytest.raises(ConfigError, match="no such field"):
         tune.grid_of(method, (), (*WORDS, "method.strenght=1"))
 
 
 def test_a_trial_s_own_partition_is_not_held_against_the_words() -> None:
     """The clients of a trial's rows are given; what was set of the partition has decided on them before."""
-    choice = Choice(seeds=(0,), words=(*WORDS, "partition.minimum=12"))
-    (trial,) = tune.trials("fedavg", Place("digits", 0.1), {"lr": (0.1,)}, choice, 0.2)
+    selection = Selection(seeds=(0,), words=(*WORDS, "partition.minimum=12"))
+    (trial,) = tune.trials("fedavg", Condition("digits", 0.1), {"lr": (0.1,)}, selection, 0.2)
     experiment = trial.cells[0].experiment
     assert experiment is not None
     assert effects.settle(experiment) == (experiment, [])

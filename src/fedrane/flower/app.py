@@ -26,9 +26,9 @@ from fedrane.flower.client_state import ClientStateStore
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.server import ServerSettings, serve
-from fedrane.folder import Checkpoint, read, write
-from fedrane.predictor import Inputs, Predictor
 from fedrane.task import Model, State
+from fedrane.training.predictor import Inputs, Predictor
+from fedrane.training.run_folder import Checkpoint, read, write
 from fedrane.training.setup import algorithm_at, as_dataset, at_rest, make_partition
 
 FINAL = "final.safetensors"

@@ -22,9 +22,9 @@ from fedrane.federation import Federation
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState, derive_first_state, initial_server_state
 from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, digest
 from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, tally_record
-from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import Context, Model, State
 from fedrane.threads import limited
+from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 
 

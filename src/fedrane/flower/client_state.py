@@ -22,8 +22,8 @@ from fedrane.errors import CheckpointError
 from fedrane.federation import Federation
 from fedrane.files import clear_errors, write_atomically
 from fedrane.flower.codec import Encoder, MessageError, schema
-from fedrane.folder import Checkpoint, decode, encode, read, write
 from fedrane.task import Client, Model, Roster, State, Task
+from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors
 
 NEVER = -1

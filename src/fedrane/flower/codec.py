@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedrane import tree
 from fedrane.errors import FedraneError
-from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import State
+from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 
 BF16_STORAGE = "uint16"

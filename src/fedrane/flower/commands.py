@@ -10,14 +10,15 @@ import numpy as np
 import typer
 
 from fedrane import effects
+from fedrane.cli.arguments import Trust, Words, experiment_of, note
+from fedrane.cli.console import write_line
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.extras import require
 from fedrane.files import write_atomically
 from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
-from fedrane.predictor import Inputs, answer, read_rows
-from fedrane.terminal import Trust, Words, experiment_of, note, write_line
+from fedrane.training.predictor import Inputs, predict, read_rows
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
@@ -116,5 +117,5 @@ def predict_command(
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
     rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
-    for one in answer(model, rows, app.experiment.batch):
+    for one in predict(model, rows, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

@@ -19,8 +19,8 @@ from fedrane.flower.client_state import NEVER, derive_first_state, initial_serve
 from fedrane.flower.codec import Encoder, Layout, MessageError, decode, digest, schema, sent_bytes
 from fedrane.flower.messages import EVALUATE, TRAIN, ClientReply, ClientRequest, is_finite_number, read_tally
 from fedrane.flower.nodes import NodePool
-from fedrane.folder import as_state, empty_dicts, refill
 from fedrane.task import Client, Context, Model, State
+from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 
 

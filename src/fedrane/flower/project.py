@@ -18,9 +18,9 @@ from fedrane.errors import DataError
 from fedrane.experiment import Experiment
 from fedrane.federation import Normaliser, Pool
 from fedrane.files import write_atomically
-from fedrane.folder import Folder
-from fedrane.predictor import Inputs
 from fedrane.task import Task
+from fedrane.training.predictor import Inputs
+from fedrane.training.run_folder import Folder
 from fedrane.training.setup import automatic_precision, make_task, pick_device
 
 EXPERIMENT, INPUTS = "experiment.toml", "inputs.json"

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedrane import data, display, own_code, sessions, sources
+from fedrane import data, own_code, sources
 from fedrane.data.partition import Split
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.evaluation import Metrics
@@ -28,12 +28,14 @@ from fedrane.flower.messages import DELIVER
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.remote import RemoteFederation, make_engine
-from fedrane.folder import FACTS, KEPT, Folder
+from fedrane.report.style import describe_round
 from fedrane.threads import limited
+from fedrane.training import sessions
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.result import Result
 from fedrane.training.resume import OLDER
+from fedrane.training.run_folder import KEPT, METADATA, Folder
 from fedrane.training.setup import algorithm_at
 
 LOG = logging.getLogger("flwr")
@@ -64,7 +66,7 @@ class FlowerLog(Callback):
     """Writes to Flower's log, which ``flwr run --stream`` and ``flwr log`` show."""
 
     def round(self, record: Metrics) -> None:
-        LOG.info("round %s: %s", record["round"], display.describe_round(record))
+        LOG.info("round %s: %s", record["round"], describe_round(record))
 
     def message(self, text: str) -> None:
         LOG.warning("%s", text)
@@ -201,7 +203,7 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
     }
     own_code.remember(config.experiment)
     own_code.keep(config.experiment, folder)
-    folder.write_json(FACTS, facts)
+    folder.write_json(METADATA, facts)
     folder.write_config(config.experiment)
     return facts
 
@@ -213,7 +215,7 @@ def _code_digests(config: AppConfig) -> dict[str, str]:
 
 def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any]:
     folder.open()
-    facts = folder.read_facts()
+    facts = folder.read_metadata()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
     if changed := sources.changed(facts.get("sources", {}), _code_digests(config)):
         files = " and ".join(str(sources.own_files(config.experiment)[key]) for key in changed)
@@ -228,10 +230,10 @@ def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any
             )
     if not isinstance(facts.get("key"), str) or not isinstance(facts.get("server_start"), int):
         raise CheckpointError(
-            f"{folder.path / FACTS} is not that of a federation", "it has no key and server_start", elsewhere
+            f"{folder.path / METADATA} is not that of a federation", "it has no key and server_start", elsewhere
         )
     facts["server_start"] += 1
-    folder.write_json(FACTS, facts)
+    folder.write_json(METADATA, facts)
     pool.key, pool.server_start = facts["key"], facts["server_start"]
     pool.sizes = {k: row[0] for k, row in enumerate(facts["labels"])}
     return facts

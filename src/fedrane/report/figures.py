@@ -1,4 +1,4 @@
-"""The pictures of the report for a paper: the same numbers as on the page, on white, as PNG and SVG."""
+"""The report's plots for papers: the same numbers as on the page, on white, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from fedrane.files import clear_errors
 from fedrane.report import measures, partition_plot, style
-from fedrane.report.features import Points
-from fedrane.report.measures import ANSWERS, COSINE, Curve, Grid, Worst
-from fedrane.report.page import MODELS, MOST_NAMED_CLASSES, Embedded
+from fedrane.report.measures import COSINE, MODEL_TYPES, Curve, Grid, Worst
+from fedrane.report.page import MAX_CLASSES_IN_LEGEND, MODELS, Embedded
 from fedrane.report.runs import Line
+from fedrane.report.tsne import Points
 
 SUFFIXES = (".png", ".svg")
 SEQUENTIAL = LinearSegmentedColormap.from_list("sequential", style.SEQUENTIAL)
 DIVERGING = LinearSegmentedColormap.from_list("diverging", style.DIVERGING)
 DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 LOOK: dict[Any, Any] = {
-    "text.parse_math": False,  # a name is no formula
+    "text.parse_math": False,  # names are not formulas
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#9aa5b0",
@@ -51,10 +51,10 @@ PAGE = 7.2
 
 
 def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
-    """Write every figure that the runs have numbers for; a figure of another report in the folder is replaced."""
+    """Write every figure that the runs have numbers for. Files of the same name are replaced."""
     written: list[Path] = []
     with clear_errors(folder), mpl.rc_context(LOOK), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font does not have
         folder.mkdir(parents=True, exist_ok=True)
         for number, (_, run) in enumerate(found := measures.partitions(lines)):
             name = "partition" if len(found) == 1 else f"partition-{number + 1}"
@@ -70,12 +70,12 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
 
 
 def _figures(lines: Sequence[Line], embedded: Embedded) -> Iterator[tuple[str, Figure]]:
-    answers = [(whose, curves) for whose in ANSWERS if (curves := measures.curves(lines, whose))]
+    answers = [(whose, curves) for whose in MODEL_TYPES if (curves := measures.curves(lines, whose))]
     if answers:
         yield "accuracy", _accuracy(lines, answers)
         yield "cost", _cost(lines, answers)
         yield "clients", _clients(lines)
-        worst = [(whose, found) for whose in ANSWERS if (found := measures.worst(lines, whose)).who]
+        worst = [(whose, found) for whose in MODEL_TYPES if (found := measures.worst(lines, whose)).who]
         if worst and measures.share_partitions(lines):
             yield "worst-clients", _worst(lines, worst)
     if grids := measures.grids(lines, COSINE):
@@ -87,7 +87,7 @@ def _figures(lines: Sequence[Line], embedded: Embedded) -> Iterator[tuple[str, F
 
 
 def _panels(count: int, columns: int, height: float, extra: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A page's width of panels; those that are left over in the last row stay empty."""
+    """Panels across the width of a page; unused ones in the last row stay empty."""
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     width = PAGE if columns > 1 else 0.6 * PAGE
@@ -151,7 +151,7 @@ def _legend(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def _clients(lines: Sequence[Line]) -> Figure:
-    answers = [(whose, found) for whose in ANSWERS if (found := measures.clients(lines, whose))]
+    answers = [(whose, found) for whose in MODEL_TYPES if (found := measures.clients(lines, whose))]
     figure, axes = _panels(len(answers), 2, 0.9 + 0.3 * max(len(found) for _, found in answers))
     for axis, (whose, found) in zip(axes, answers, strict=True):
         values = [100 * each.accuracy for each in found]
@@ -206,7 +206,7 @@ def _cosines(lines: Sequence[Line], grids: Sequence[Grid]) -> Figure:
 
 
 def _cells(axis: Axes, grid: Grid, values: NDArray[np.float64], colours: Any, norm: Normalize) -> Any:
-    """Client × round; the rounds that were recorded stand side by side, named by their numbers."""
+    """Client × round, for the rounds that were recorded."""
     picture = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     shown = range(0, len(grid.rounds), max(1, math.ceil(len(grid.rounds) / 6)))
     axis.set_xticks(list(shown), [str(grid.rounds[k]) for k in shown])
@@ -241,11 +241,11 @@ def _features(lines: Sequence[Line], embedded: dict[int, Points]) -> Figure:
     classes, *others = (lines[number].first.classes for number in embedded)
     for axis, (number, points) in zip(axes, embedded.items(), strict=True):
         inks = style.class_colours(len(lines[number].first.classes))
-        x, y = points.places.T
+        x, y = points.positions.T
         axis.scatter(x, y, s=3, c=[inks[label] for label in points.labels], linewidths=0)
         axis.set(title=style.short(lines[number].name), xticks=[], yticks=[], aspect="equal", adjustable="datalim")
         axis.spines[:].set_visible(True)
-    if len(classes) <= MOST_NAMED_CLASSES and all(other == classes for other in others):
+    if len(classes) <= MAX_CLASSES_IN_LEGEND and all(other == classes for other in others):
         inks = style.class_colours(len(classes))
         handles = [
             Line2D([], [], linestyle="", marker="o", markersize=4, color=ink, label=style.short(name, 14))

@@ -1,4 +1,4 @@
-"""The numbers that tables, plots and figures of a report show: read off the runs' records, and nothing else."""
+"""The numbers of a report's tables and plots, computed from the runs' records only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 from fedrane import timing
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.comparison import Cell
 from fedrane.evaluation import Metrics
+from fedrane.report.comparison import Cell
 from fedrane.report.runs import Line, Run
 
 Floats = NDArray[np.float64]
-ANSWERS = (GLOBAL, PERSONAL)
+MODEL_TYPES = (GLOBAL, PERSONAL)
 CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
-"""Each client's accuracy on its own test rows, by whose model answers."""
+"""The key of each client's accuracy on its own test examples, for the global and the personal models."""
 COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
-WORST_SHOWN = 10
-FINEST = (0.99, 0.98, 0.97, 0.96)
-"""Targets beside the multiples of five per cent."""
-OFFERED = 8
-SMALLEST = 1e-17
+MAX_WORST_CLIENTS = 10
+HIGH_TARGETS = (0.99, 0.98, 0.97, 0.96)
+"""Target accuracies beside the multiples of five per cent."""
+MAX_TARGETS = 8
+MIN_RESIDUAL = 1e-17
 
 
 def measured(run: Run, key: str) -> list[Metrics]:
-    """The records that have it."""
+    """The records that have this key."""
     return [record for record in run.history if record.get(key) is not None]
 
 
@@ -36,13 +36,13 @@ def measured(run: Run, key: str) -> list[Metrics]:
 
 
 class Curve(NamedTuple):
-    """An accuracy after each round in which all repetitions have one."""
+    """The accuracy after each round that was evaluated in all repetitions."""
 
     line: int
     rounds: NDArray[np.int64]
     mean: Floats
     deviation: Floats | None
-    """Over seeds; nothing where there is one."""
+    """Over seeds; None with one seed."""
     seconds: Floats
     """Of training, from the start, mean over seeds."""
     sent: Floats
@@ -58,15 +58,15 @@ def _curve(number: int, line: Line, key: str) -> Curve | None:
     if not shared:
         return None
     rounds = np.array(sorted(shared), dtype=np.int64)
-    rows: dict[str, list[list[float]]] = {"accuracy": [], "seconds": [], "sent": []}
+    series: dict[str, list[list[float]]] = {"accuracy": [], "seconds": [], "sent": []}
     for run in line.runs:
         at = {record["round"]: index for index, record in enumerate(run.history)}
         index = [at[r] for r in rounds.tolist()]
         seconds, up, down = _costs(run)
-        rows["accuracy"].append([run.history[i][key] for i in index])
-        rows["seconds"].append(seconds[index].tolist())
-        rows["sent"].append((up + down)[index].tolist())
-    accuracy, seconds, sent = (np.array(values, dtype=np.float64) for values in rows.values())
+        series["accuracy"].append([run.history[i][key] for i in index])
+        series["seconds"].append(seconds[index].tolist())
+        series["sent"].append((up + down)[index].tolist())
+    accuracy, seconds, sent = (np.array(values, dtype=np.float64) for values in series.values())
     deviation = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None
     return Curve(number, rounds, accuracy.mean(0), deviation, seconds.mean(0), sent.mean(0))
 
@@ -80,11 +80,11 @@ def _costs(run: Run) -> tuple[Floats, Floats, Floats]:
 
 
 class Reached(NamedTuple):
-    """What a line spent until an accuracy was first reached: means over those of its runs that reached it."""
+    """The cost of a line until it first reached an accuracy: means over the runs that did."""
 
     line: int
     runs: int
-    """How many did."""
+    """The number of these runs."""
     rounds: float
     seconds: float
     up: float
@@ -92,7 +92,7 @@ class Reached(NamedTuple):
 
 
 def reached(lines: Sequence[Line], whose: str, target: float) -> list[Reached]:
-    """For each line that has such a model; NaN where no run got there."""
+    """For each line that has such a model; NaN if no run reached the target."""
     found = []
     for number, line in enumerate(lines):
         if not any(measured(run, f"{whose}/accuracy") for run in line.runs):
@@ -111,13 +111,13 @@ def _spent(run: Run, key: str, target: float) -> list[float] | None:
 
 
 def targets(lines: Sequence[Line], whose: str) -> tuple[list[float], float]:
-    """Accuracies worth asking for, highest first, and the one to begin with: half of the lines reach it in all runs."""
+    """Target accuracies, highest first, and the default: the highest that half of the lines reach in all runs."""
     key = f"{whose}/accuracy"
     bests = [[max(r[key] for r in found) for run in line.runs if (found := measured(run, key))] for line in lines]
     sure = sorted(min(best) for best in bests if best)
     most = max(max(best) for best in bests if best)
-    wanted = [*FINEST, *(percent / 100 for percent in range(95, 0, -5))]
-    options = [target for target in wanted if target <= most][:OFFERED] or [most]
+    wanted = [*HIGH_TARGETS, *(percent / 100 for percent in range(95, 0, -5))]
+    options = [target for target in wanted if target <= most][:MAX_TARGETS] or [most]
     return options, next((target for target in options if target <= sure[len(sure) // 2]), options[-1])
 
 
@@ -151,7 +151,7 @@ def _evaluated(run: Run, record: Metrics) -> NDArray[np.int64]:
 
 
 class Worst(NamedTuple):
-    """The clients that fare worst on average over the lines, the worst first."""
+    """The clients with the lowest accuracy on average over the lines, the worst first."""
 
     lines: list[int]
     who: list[tuple[int, int]]
@@ -172,15 +172,15 @@ def worst(lines: Sequence[Line], whose: str) -> Worst:
     shared = sorted(set.intersection(*(set(values) for values in by_client)))
     table = np.array([[values[who] for who in shared] for values in by_client], dtype=np.float64)
     table = table.reshape(len(each), len(shared))
-    order = np.argsort(table.mean(0), kind="stable")[:WORST_SHOWN]
+    order = np.argsort(table.mean(0), kind="stable")[:MAX_WORST_CLIENTS]
     return Worst([c.line for c in each], [shared[i] for i in order], table[:, order])
 
 
 def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:
-    """Each partition that differs from the others, at the lines' first seeds: who has it, and a run that tells it."""
+    """The distinct partitions at the lines' first seeds: the lines that have it, and one of their runs."""
     found: list[tuple[list[int], Run]] = []
     for number, line in enumerate(lines):
-        same = [who for who, run in found if _same_rows(run, line.first)]
+        same = [who for who, run in found if _same_partition(run, line.first)]
         if same:
             same[0].append(number)
         else:
@@ -188,21 +188,21 @@ def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:
     return found
 
 
-def _same_rows(run: Run, other: Run) -> bool:
+def _same_partition(run: Run, other: Run) -> bool:
     return run.classes == other.classes and np.array_equal(run.labels, other.labels)
 
 
 def share_partitions(lines: Sequence[Line]) -> bool:
-    """Whether a client's number means the same client in all lines, seed by seed."""
+    """Whether a client number means the same client in all lines, for each seed."""
     first = {run.seed: run for run in lines[0].runs}
-    return all(_same_rows(first[run.seed], run) for line in lines for run in line.runs if run.seed in first)
+    return all(_same_partition(first[run.seed], run) for line in lines for run in line.runs if run.seed in first)
 
 
 # ---- clients over rounds
 
 
 class Grid(NamedTuple):
-    """A number of each client in each round of a line's first run; NaN where a client did not take part."""
+    """A value for each client and round of a line's first run; NaN if the client did not take part."""
 
     line: int
     seed: int
@@ -222,23 +222,27 @@ def _grid(number: int, run: Run, key: str) -> Grid | None:
     values = np.full((len(run.labels), len(records)), np.nan)
     for column, record in enumerate(records):
         each = np.array(record[key], dtype=np.float64)
-        values[record["cohort"], column] = each.mean(0) if each.ndim > 1 else each  # layers may bargain by themselves
+        values[record["cohort"], column] = (
+            each.mean(0) if each.ndim > 1 else each
+        )  # one for each layer, if each layer bargains
     if not np.isfinite(values).any():
         return None
     return Grid(number, run.seed, np.array([record["round"] for record in records]), values)
 
 
 def shares(lines: Sequence[Line]) -> list[Grid]:
-    """Of the bargaining weights: each client's part of their sum."""
+    """Each client's share of the sum of the bargaining weights."""
     found = []
     for grid in grids(lines, WEIGHTS):
         total = np.nansum(grid.values, axis=0)
-        found.append(grid._replace(values=grid.values / np.where(total > 0, total, np.inf)))  # 0: the server stays
+        found.append(
+            grid._replace(values=grid.values / np.where(total > 0, total, np.inf))
+        )  # 0 if the server makes no step
     return found
 
 
 class Residuals(NamedTuple):
-    """How far the bargain of each round is from its equation; 0 is a little more, so that it has a logarithm."""
+    """The residual of each round's equilibrium, at least ``MIN_RESIDUAL``: the axis is logarithmic."""
 
     line: int
     rounds: NDArray[np.int64]
@@ -251,7 +255,7 @@ def residuals(lines: Sequence[Line]) -> list[Residuals]:
         records = measured(line.first, RESIDUAL)
         if records:
             rounds, values = np.array([r["round"] for r in records]), np.array([r[RESIDUAL] for r in records])
-            found.append(Residuals(number, rounds, np.maximum(values.astype(np.float64), SMALLEST)))
+            found.append(Residuals(number, rounds, np.maximum(values.astype(np.float64), MIN_RESIDUAL)))
     return found
 
 
@@ -259,7 +263,7 @@ def residuals(lines: Sequence[Line]) -> list[Residuals]:
 
 
 def last(line: Line, key: str) -> Cell:
-    """Over seeds, of each run's last record that has it."""
+    """The last value of each run, over seeds."""
     return Cell.over([records[-1][key] for run in line.runs if (records := measured(run, key))])
 
 
@@ -268,15 +272,15 @@ def best(line: Line, key: str) -> Cell:
 
 
 def mean_total(line: Line, *keys: str) -> float:
-    """Over seeds, of the sum over all rounds."""
+    """The sum over all rounds, mean over seeds."""
     return float(np.mean([sum(r.get(key) or 0 for r in run.history for key in keys) for run in line.runs]))
 
 
 def mean_seconds(line: Line) -> float:
-    """Over seeds, of the training time of all rounds, without warm-up."""
+    """The training time of all rounds without warm-up, mean over seeds."""
     return float(np.mean([sum(timing.training(run.history, run.rounds)) for run in line.runs]))
 
 
 def speed(line: Line) -> float:
-    """Training rows a second: the median over rounds, the mean over seeds."""
+    """Training examples per second: median over rounds, mean over seeds."""
     return float(np.mean([timing.speed(run.history, run.rounds) for run in line.runs]))

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, light and dark, for a screen, a phone and paper."""
+"""The report as one self-contained HTML file, light and dark, for screens, phones and print."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from fedrane import display, extras
+from fedrane import extras
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL
-from fedrane.comparison import Cell
 from fedrane.data.partition import Partitioning
+from fedrane.effects import uses_alpha
 from fedrane.report import measures, plots
-from fedrane.report.features import Points
-from fedrane.report.measures import ANSWERS, COSINE, Grid
+from fedrane.report.comparison import Cell
+from fedrane.report.measures import COSINE, MODEL_TYPES, Grid
 from fedrane.report.plots import Plot
 from fedrane.report.runs import Line, differing
-from fedrane.report.style import class_colours, colour, dash, duration, listed, size
+from fedrane.report.style import class_colours, colour, count, dash, duration, listed, size
+from fedrane.report.tsne import Points
 from fedrane.settings import NAME
 
-MOST_NAMED_CLASSES = 30
-"""Beyond, a legend of classes helps nobody."""
+MAX_CLASSES_IN_LEGEND = 30
+"""With more, a legend of classes is of no use."""
 STROKES = {"solid": "none", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2"}
 MODELS = {GLOBAL: "Global model", "personal": "Personal models"}
-ROWS = {GLOBAL: "on the official test set", "personal": "each on its client’s own test rows"}
+TEST_SETS = {GLOBAL: "on the official test set", "personal": "each on its client’s own test examples"}
 Embedded = Mapping[int, Points | str]
-"""By line: its test rows in the plane, or why there are none."""
+"""For each line, its t-SNE points, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Absent:
 
 
 def require() -> None:
-    """What the page is made with must be there."""
+    """Check that the optional dependencies are installed."""
     extras.require("report", "the page", "plotly.offline", "jinja2")
 
 
@@ -112,9 +113,9 @@ def html(
 
 
 def as_script(values: Any) -> str:
-    """JSON that may stand in a script: nothing in it ends the script or begins another tag."""
-    said = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return said.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    """JSON that is safe inside a script element: nothing in it ends the script or starts a tag."""
+    text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _file(name: str) -> str:
@@ -142,7 +143,7 @@ def _subtitle(lines: Sequence[Line]) -> str:
     parts = [
         f"{clients} clients" if clients else "",
         _spread(lines),
-        f"{display.count(rounds, 'round')} of {display.count(epochs, 'epoch')}" if rounds and epochs else "",
+        f"{count(rounds, 'round')} of {count(epochs, 'epoch')}" if rounds and epochs else "",
         f"model {_shared(lines, 'model')}" if _shared(lines, "model") else "",
     ]
     return " · ".join(filter(None, parts))
@@ -153,13 +154,13 @@ def _spread(lines: Sequence[Line]) -> str:
     kind, alpha, file = (_shared(lines, f"partition.{key}") for key in ("kind", "alpha", "file"))
     if file:
         return "a saved partition"
-    if not kind or not display.uses_alpha(Partitioning(kind=kind)):
+    if not kind or not uses_alpha(Partitioning(kind=kind)):
         return kind or ""
     return f"{kind}, α {alpha:g}" if alpha else kind
 
 
 def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         cells = [(measures.last(line, f"{whose}/accuracy"), line) for line in lines]
         having = [(cell.mean, cell, line) for cell, line in cells if cell.mean is not None]
         if having:
@@ -168,9 +169,9 @@ def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
             yield {"label": best, "value": f"{cell} %", "about": f"{line.name}, last round"}
     runs = sum(len(line.runs) for line in lines)
     seeds = sorted({len(line.runs) for line in lines})
-    about = display.count(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    about = count(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     methods = "experiment" if len({line.settings[NAME] for line in lines}) < len(lines) else "method"
-    yield {"label": "Runs", "value": str(runs), "about": f"{display.count(len(lines), methods)}, {about} each"}
+    yield {"label": "Runs", "value": str(runs), "about": f"{count(len(lines), methods)}, {about} each"}
     spent = sum(sum(r.get("seconds") or 0 for r in run.history) for line in lines for run in line.runs)
     yield {"label": "Training time", "value": duration(spent), "about": "of all runs, with warm-up, without evaluation"}
 
@@ -182,16 +183,16 @@ def _results_lead(lines: Sequence[Line]) -> str:
     several = any(len(line.runs) > 1 for line in lines)
     over = "mean ± standard deviation over seeds" if several else "one seed"
     return (
-        f"Accuracy in %, {over}; the best of a column stands out, – is a model that the method does not have. "
-        "“Best” is chosen on the test rows themselves: quote “last”. “Worst tenth” is the mean over the tenth of the "
-        "clients that fare worst, “minority” counts only the rows of classes that are rare with their client."
+        f"Accuracy in %, {over}; the best of a column is bold, – is a model that the method does not have. "
+        "“Best” is chosen on the test examples themselves: quote “last”. “Worst tenth” is the mean over the 10 % of "
+        "clients with the lowest accuracy, “minority” counts only examples of classes that are rare on their client."
     )
 
 
 def _results(lines: Sequence[Line]) -> dict[str, Any]:
-    """Groups of columns, columns and rows; a column that nobody fills is left out."""
+    """Groups of columns, columns and rows; empty columns are left out."""
     columns: list[tuple[str, str, list[dict[str, Any]]]] = []
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         prefix = f"{whose}/local_" if whose == GLOBAL else f"{whose}/"
         for name, key, pick in (
             ("last", f"{whose}/accuracy", measures.last),
@@ -208,7 +209,7 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
     columns += [
         ("A run", "time", [_cell(s, duration(s)) for s in seconds]),
         ("A run", "sent", [_cell(b, size(b)) for b in sent]),
-        ("A run", "rows /s", [_cell(s, f"{s:,.0f}") for s in speeds]),
+        ("A run", "examples /s", [_cell(s, f"{s:,.0f}") for s in speeds]),
         ("A run", "seeds", [_cell(len(line.runs), str(len(line.runs))) for line in lines]),
     ]
     groups = dict.fromkeys(group for group, _, _ in columns)
@@ -232,7 +233,7 @@ def _accuracies(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def _cell(value: float | None, text: str, best: bool = False, about: str = "") -> dict[str, Any]:
-    """What is sorted by, what is read, and what stands small beside it; nothing to sort by comes last."""
+    """The value to sort by, the text, and the small text beside it. Cells without a value are sorted last."""
     missing = value is None or math.isnan(value)
     shown = "–" if missing else text
     return {"value": "" if missing else repr(value), "text": shown, "about": about, "best": best}
@@ -241,18 +242,18 @@ def _cell(value: float | None, text: str, best: bool = False, about: str = "") -
 # ---- sections of plots
 
 
-def _lacking(lines: Sequence[Line], having: Sequence[int], what: str) -> list[str]:
+def _without(lines: Sequence[Line], having: Sequence[int], what: str) -> list[str]:
     without = [line.name for number, line in enumerate(lines) if number not in having]
     return [f"{listed(without)}: {what}."] if without else []
 
 
 def _accuracy(lines: Sequence[Line]) -> Section | Absent:
     panels, remarks = [], []
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         curves = measures.curves(lines, whose)
         if curves:
-            panels.append(Panel(f"accuracy-{whose}", MODELS[whose], plots.accuracy(lines, curves), ROWS[whose]))
-            remarks += _lacking(lines, [c.line for c in curves], f"no {MODELS[whose].lower()}")
+            panels.append(Panel(f"accuracy-{whose}", MODELS[whose], plots.accuracy(lines, curves), TEST_SETS[whose]))
+            remarks += _without(lines, [c.line for c in curves], f"no {MODELS[whose].lower()}")
     if not panels:
         return Absent("Accuracy over rounds: no run has been evaluated yet.")
     single = all(len(line.runs) == 1 for line in lines)
@@ -271,7 +272,7 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
     }
     seeds = any(len(line.runs) > 1 for line in lines)
     boxes, cells = [], []
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         found = measures.clients(lines, whose)
         if not found:
             continue
@@ -279,7 +280,7 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
         worst = measures.worst(lines, whose)
         if comparable and worst.who:
             plot = plots.worst(lines, worst, seeds, rows)
-            about = "the clients that fare worst on average over the methods, accuracy in %"
+            about = "the clients with the lowest accuracy on average over the methods, accuracy in %"
             cells.append(Panel(f"worst-{whose}", MODELS[whose], plot, about))
     panels = boxes + cells
     if not panels:
@@ -287,14 +288,14 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
     if not comparable:
         remarks.append("The worst clients side by side are left out: the runs do not share their partitions.")
     lead = (
-        "Accuracy on each client’s own test rows after the last round; a point is a client, the box holds half of them."
+        "Accuracy on each client’s own test examples after the last round. A point is a client; a box is half of them."
     )
     return Section("clients", "Clients", lead, panels, legend="lines", remarks=remarks)
 
 
 def _cost(lines: Sequence[Line]) -> Section | Absent:
     panels, remarks = [], []
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         curves = measures.curves(lines, whose)
         if not curves:
             continue
@@ -310,15 +311,15 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
         return Absent("Time and bytes to an accuracy: no run has been evaluated yet.")
     lead = (
         "Mean over seeds. Time is that of training, on the machine the runs were made on; evaluation and warm-up are "
-        "not counted: what the first round of a process takes beyond the usual (imports, compilation)."
+        "not counted; warm-up is the extra time of a process’s first round (imports, compilation)."
     )
     return Section("cost", "Cost", lead, panels, legend="lines", remarks=remarks)
 
 
 def _targets(lines: Sequence[Line], wanted: float | None) -> Iterator[dict[str, Any]]:
-    """For each kind of model the accuracies to choose from, with what each line spent on them."""
+    """For the global and the personal models: the target accuracies, with the cost of each line to reach them."""
     began = False
-    for whose in ANSWERS:
+    for whose in MODEL_TYPES:
         if not measures.curves(lines, whose):
             continue
         options, first = measures.targets(lines, whose)
@@ -354,10 +355,10 @@ def _cosines(lines: Sequence[Line]) -> Section | Absent:
         for grid in grids
     ]
     lead = (
-        "The cosine between the server’s step and each client’s: blue goes along with the client, red goes against it, "
+        "The cosine between the server’s step and each client’s: blue agrees with the client, red opposes it, "
         f"and a gap is a client that did not take part. {_seed(lines)}"
     )
-    remarks = _lacking(lines, [grid.line for grid in grids], "the server makes no step")
+    remarks = _without(lines, [grid.line for grid in grids], "the server makes no step")
     return Section("cosine", "Directions", lead, panels, "small", "cosine", remarks)
 
 
@@ -386,8 +387,8 @@ def _bargain(lines: Sequence[Line]) -> Section | Absent:
     if found:
         panels.append(Panel("residual", "Residual", plots.residual(lines, found), "how far from the equilibrium"))
     lead = (
-        "The weights with which the clients’ steps are added up, as shares of their sum, and the residual of the "
-        f"bargain that gave them. {_seed(lines)}"
+        "The weights of the clients’ steps in the server’s step, as shares of their sum, and the residual of the "
+        f"equilibrium that gave them. {_seed(lines)}"
     )
     return Section("bargain", "Bargaining", lead, panels)
 
@@ -398,13 +399,13 @@ def _features(lines: Sequence[Line], embedded: Embedded) -> Section | Absent:
         for number, found in embedded.items()
         if isinstance(found, Points)
     ]
-    said = dict.fromkeys(why for why in embedded.values() if isinstance(why, str))
-    reasons = [f"{listed([lines[k].name for k, other in embedded.items() if other == why])}: {why}" for why in said]
+    whys = dict.fromkeys(why for why in embedded.values() if isinstance(why, str))
+    reasons = [f"{listed([lines[k].name for k, other in embedded.items() if other == why])}: {why}" for why in whys]
     if not panels:
-        return Absent(f"t-SNE of features: {' '.join(reasons) or 'it was not asked for.'}")
+        return Absent(f"t-SNE of features: {' '.join(reasons) or 'it was not requested.'}")
     rows = max(len(found.labels) for found in embedded.values() if isinstance(found, Points))
     lead = (
-        f"What the global model gives its head for the same {rows:,} rows of the official test set, laid out by t‑SNE. "
+        f"t‑SNE of the inputs of the global model’s head, on the same {rows:,} examples of the official test set. "
         f"A colour is a class. Distances between clusters mean nothing. {_seed(lines)}"
     )
     legend = "classes" if _classes(lines) else ""
@@ -412,9 +413,9 @@ def _features(lines: Sequence[Line], embedded: Embedded) -> Section | Absent:
 
 
 def _classes(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """The legend of classes, where all lines have the same and they are few enough to tell apart."""
+    """The legend of classes, if all lines have the same and they are few enough."""
     names = lines[0].first.classes
-    if len(names) > MOST_NAMED_CLASSES or any(line.first.classes != names for line in lines):
+    if len(names) > MAX_CLASSES_IN_LEGEND or any(line.first.classes != names for line in lines):
         return []
     return [{"name": name, "colour": ink} for name, ink in zip(names, class_colours(len(names)), strict=True)]
 
@@ -423,13 +424,13 @@ def _partition(lines: Sequence[Line]) -> Section:
     found = measures.partitions(lines)
     panels = []
     for number, (who, run) in enumerate(found):
-        about = f"seed {run.seed}, {display.count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training rows"
-        title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training rows"
+        about = f"seed {run.seed}, {count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training examples"
+        title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training examples"
         if not run.knows_classes:
-            about += "; which classes they are of does not leave the clients"
+            about += "; clients do not share their classes"
         panels.append(Panel(f"partition-{number}", title, plots.partition(run), about))
     of_class = " of each class" if any(run.knows_classes for _, run in found) else ""
-    lead = f"How many training rows{of_class} each client holds; a client’s own test rows are not counted."
+    lead = f"The number of training examples{of_class} of each client; its own test examples are not counted."
     return Section("partition", "Partition", lead, panels, "wide" if len(found) == 1 else "")
 
 
@@ -438,8 +439,8 @@ def _partition(lines: Sequence[Line]) -> Section:
 
 def _configuration_lead(lines: Sequence[Line]) -> str:
     seeds = sorted({run.seed for line in lines for run in line.runs})
-    said = f"Seed {seeds[0]}." if len(seeds) == 1 else f"Seeds {listed([str(seed) for seed in seeds])}."
-    return f"{'What differs between the runs first. ' if len(lines) > 1 else ''}{said}"
+    named = f"Seed {seeds[0]}." if len(seeds) == 1 else f"Seeds {listed([str(seed) for seed in seeds])}."
+    return f"{'What differs between the runs first. ' if len(lines) > 1 else ''}{named}"
 
 
 def _differing(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -448,11 +449,11 @@ def _differing(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _settings(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
-    """Fields that one method alone has, method by method; then what all have in common."""
-    told = set(differing([line.settings for line in lines]))
-    common = set.intersection(*(set(line.settings) for line in lines)) - told
+    """The fields that only one method has, for each method; then what all have in common."""
+    different = set(differing([line.settings for line in lines]))
+    common = set.intersection(*(set(line.settings) for line in lines)) - different
     for line in lines:
-        own = [(key, _value(v)) for key, v in line.settings.items() if key not in common | told]
+        own = [(key, _value(v)) for key, v in line.settings.items() if key not in common | different]
         if own:
             yield {"title": f"Fields of {line.name}", "pairs": own, "open": False}
     same = [(key, _value(value)) for key, value in lines[0].settings.items() if key in common]

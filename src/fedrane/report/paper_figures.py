@@ -1,4 +1,4 @@
-"""The paper's kinds of figure, from plain numbers, as PNG and SVG: heat maps, scatters, curves, and pairs."""
+"""The paper's figures, from plain numbers, as PNG and SVG: heat maps, scatter plots, curves and pairs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Points(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A mean at each value, and how far it spreads over seeds (0 where there is one)."""
+    """A mean for each value, and its deviation over seeds (0 with one seed)."""
 
     x: Sequence[float]
     mean: Sequence[float]
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Without and with something; each a mean and its spread."""
+    """Without and with something: for each the mean and its deviation."""
 
     label: str
     without: tuple[float, float]
@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """As PNG to look at and as SVG to print; text stays text."""
+    """Write PNG and SVG; in SVG, text stays text."""
     paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": stem.name}):
         for path in paths:
@@ -71,7 +71,7 @@ def _figure(columns: int, rows: int, width: float, height: float, title: str) ->
 
 
 def _grid(count: int, most: int) -> tuple[int, int]:
-    """Columns and rows for so many panels."""
+    """The numbers of columns and rows for this many panels."""
     columns = min(count, most) if count != 4 or most < 2 else 2
     return columns, math.ceil(count / columns)
 
@@ -87,7 +87,7 @@ def _quiet(axes: Axes) -> None:
 
 
 def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
-    """One map a method, clients across and rounds downwards, all on one scale."""
+    """One map for each method, clients across and rounds downwards, all on one scale."""
     columns, rows = _grid(len(maps), 2)
     figure, axes = _figure(columns, rows, 3.6, 2.9, title)
     everything = np.concatenate([heat.values.ravel() for heat in maps.values()])
@@ -96,7 +96,7 @@ def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
     picture = None
     for axis, (name, heat) in zip(axes, maps.items(), strict=False):
         clients = heat.values.shape[1]
-        # Below zero a client is walked away from: the scale turns red there, and 0.2 of its way is kept for that.
+        # Below zero the step opposes a client: the scale is red there, in 0.2 of its length.
         picture = axis.imshow(
             heat.values,
             aspect="auto",
@@ -124,7 +124,7 @@ def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
 
 
 def scatters(plots: Mapping[str, Points], classes: Sequence[str], title: str, stem: Path) -> list[Path]:
-    """One plane a method, points coloured by class."""
+    """One panel for each method, points coloured by class."""
     columns, rows = _grid(len(plots), 3)
     figure, axes = _figure(columns, rows, 2.9, 3.0, title)
     colours = [mpl.colormaps["tab10" if len(classes) <= 10 else "gist_rainbow"](c) for c in _spaced(len(classes))]
@@ -152,7 +152,7 @@ def _spaced(classes: int) -> list[float] | list[int]:
 
 
 def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, stem: Path) -> list[Path]:
-    """One panel a measure; bars show the standard deviation over seeds."""
+    """One panel for each measure; bars show the standard deviation over seeds."""
     figure, axes = _figure(len(panels), 1, 3.7, 3.2, title)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for axis, (measure, lines) in zip(axes, panels.items(), strict=True):
@@ -189,7 +189,7 @@ def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, ste
 
 
 def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str, stem: Path) -> list[Path]:
-    """One panel a measure and dataset: from without to with, and how much was gained."""
+    """One panel for each measure and dataset: from without to with, and the gain."""
     columns, rows = _grid(len(panels), 2)
     tallest = max((len(found) for found in panels.values()), default=1)
     figure, axes = _figure(columns, rows, 4.6, 0.36 * tallest + 1.3, title)

@@ -1,4 +1,4 @@
-"""The picture of a partition: clients × classes, with the size of each client above."""
+"""Plot of a partition: clients × classes, with the size of each client above."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedrane.files import write_atomically
 SUFFIXES = (".png", ".svg", ".pdf")
 _BLUE, _GREY = "#2f6690", "#8a96a3"
 _SHADES = LinearSegmentedColormap.from_list("rows", ["#d3e5f2", "#6aa5cd", "#2f6690", "#0b2540"])
-_MOST_BUBBLES = (40, 30)  # clients, classes: beyond, discs are too small to compare and cells are shaded instead
-_MOST_NAMED = 60  # clients: beyond, not every one has room for its number
+_MAX_BUBBLES = (40, 30)  # clients, classes: with more, cells are shaded instead of small discs
+_MAX_NAMED = 60  # clients: with more, not every one has a label
 
 
 def draw(
@@ -33,19 +33,19 @@ def draw(
     path: str | os.PathLike[str],
     title: str = "",
 ) -> None:
-    """Draw how many rows of each class each client holds; the suffix of ``path`` says whether as PNG, SVG or PDF."""
+    """Plot the number of examples of each class and client; the suffix of ``path`` decides: PNG, SVG or PDF."""
     draw_counts(partition.counts(y, len(class_names)), class_names, path, title)
 
 
 def draw_counts(
     counts: NDArray[np.int64], class_names: Sequence[str], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """The same of (clients, classes) counts."""
+    """The same from (clients, classes) counts."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"picture {path.name}", "pictures are made as PNG, SVG or PDF", nearest(path.suffix, SUFFIXES))
+        raise DataError(f"plot {path.name}", "plots are PNG, SVG or PDF files", nearest(path.suffix, SUFFIXES))
     clients, classes = counts.shape
-    bubbles = clients <= _MOST_BUBBLES[0] and classes <= _MOST_BUBBLES[1]
+    bubbles = clients <= _MAX_BUBBLES[0] and classes <= _MAX_BUBBLES[1]
     # Inches: cells shrink as they get many, within a page; the rest is for names, sizes and the scale.
     width, height = min(0.5 * clients, 13.0), min((0.45 if bubbles else 0.25) * classes, 11.0)
     figure = Figure(figsize=(max(width + 2.2, 5.0), max(height + 2.1, 3.4)), layout="constrained", dpi=150)
@@ -58,13 +58,13 @@ def draw_counts(
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)
     _name_axes(cells, bars, clients, class_names, height / classes)
-    bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MOST_NAMED else 1.0, color=_GREY)
+    bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MAX_NAMED else 1.0, color=_GREY)
     (_bubbles if bubbles else _shades)(figure, cells, scale, counts)
     save(figure, path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Without the time of day, so that the same numbers give the same file."""
+    """Save without the date, so that the same numbers give the same file."""
     kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
     figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
     write_atomically(path, drawn.getvalue())
@@ -73,15 +73,15 @@ def save(figure: Figure, path: Path) -> None:
 def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str], cell: float) -> None:
     """Label clients and classes, each of them where there is room; ``cell`` is the height of a class in inches."""
     cells.set(xlim=(-0.5, clients - 0.5), ylim=(len(class_names) - 0.5, -0.5), xlabel="Client")
-    if clients <= _MOST_NAMED:
+    if clients <= _MAX_NAMED:
         cells.set_xticks(range(clients))
     else:
         cells.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
-    step = math.ceil(0.1 / cell)  # a line of the smallest type is a tenth of an inch
+    step = math.ceil(0.1 / cell)  # the smallest text is a tenth of an inch high
     shown = [name if len(name) <= 20 else name[:19] + "…" for name in class_names[::step]]
     size = min(9.0, 0.75 * 72 * cell * step)
     cells.set_yticks(range(0, len(class_names), step), shown, fontsize=size, parse_math=False)
-    cells.tick_params(axis="x", labelsize=7 if 30 < clients <= _MOST_NAMED else 8)
+    cells.tick_params(axis="x", labelsize=7 if 30 < clients <= _MAX_NAMED else 8)
     bars.tick_params(axis="x", labelbottom=False, length=0)
     bars.tick_params(axis="y", labelsize=8)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
@@ -91,7 +91,7 @@ def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str]
 
 
 def _bubbles(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]) -> None:
-    """A disc in each cell, its area in proportion to the rows; beside, three discs to read them by."""
+    """A disc in each cell, its area proportional to the number of examples, and a legend of three discs."""
     cells.grid(color="#e6e9ec", linewidth=0.6)
     cells.set_axisbelow(True)
     cells.spines[:].set_color("#c8ced4")
@@ -103,14 +103,14 @@ def _bubbles(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]
     widest = min(0.94 * cell, 30.0)
     area_of_row = widest**2 / counts.max()
     client, label = np.nonzero(counts)
-    areas = np.maximum(counts[client, label] * area_of_row, 1.0)  # a single row still shows as a dot
+    areas = np.maximum(counts[client, label] * area_of_row, 1.0)  # a single example still shows as a dot
     cells.scatter(client, label, s=areas, color=_BLUE, alpha=0.85, linewidths=0)
     shown = sorted({_round(int(counts.max()) * part) for part in (1.0, 0.4, 0.1)})
     handles = [cells.scatter([], [], s=rows * area_of_row, color=_BLUE, alpha=0.85, linewidths=0) for rows in shown]
     scale.legend(
         handles,
         [f"{rows:,}" for rows in shown],
-        title="Rows",
+        title="Examples",
         title_fontsize=9,
         fontsize=8,
         loc="upper left",
@@ -130,7 +130,7 @@ def _round(rows: float) -> int:
 
 
 def _shades(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]) -> None:
-    """A shade in each cell, by the square root of its rows, so that few rows differ too; no rows leave it white."""
+    """A shade in each cell, by the square root of its number of examples, so that small numbers differ; 0 is white."""
     picture = cells.imshow(
         np.ma.masked_equal(counts.T, 0),
         aspect="auto",
@@ -140,5 +140,5 @@ def _shades(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64])
     )
     ticks = sorted({1, *(_round(int(counts.max()) * part) for part in (1.0, 0.5, 0.2, 0.05))})
     figure.colorbar(picture, cax=scale, ticks=ticks, format=StrMethodFormatter("{x:,.0f}"))
-    scale.set_title("Rows", fontsize=9)
+    scale.set_title("Examples", fontsize=9)
     scale.tick_params(labelsize=8)

@@ -1,4 +1,4 @@
-"""The plots of the page: what Plotly is to draw, as plain values. Their colours for light and dark are the page's."""
+"""The page's plots as plain values for Plotly. The page adds the colours of its light and dark themes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.report.features import Points
 from fedrane.report.measures import Clients, Curve, Grid, Residuals, Worst
 from fedrane.report.runs import Line, Run
 from fedrane.report.style import BYTES, SECONDS, class_colours, colour, dash, decades, short, unit
+from fedrane.report.tsne import Points
 
 Plot = dict[str, Any]
 SEQUENTIAL, DIVERGING = "coloraxis", "coloraxis2"
 """Plotly's names for the two scales; the page gives them their colours."""
 DIGITS = 5
-"""Significant ones: the page need not be larger than what can be seen."""
+"""Significant digits: more cannot be seen, and would make the page larger."""
 FEW = 30
-"""Points of a line that are marked each."""
+"""Lines with at most this many points have markers."""
 BAND = "2e"
-"""How opaque a band is, as Plotly writes it after a colour."""
+"""The opacity of a band, as a suffix of its colour."""
 
 
 def text(name: str, most: int = 0) -> str:
-    """A name from a file: Plotly reads a few HTML tags, which it must not find there."""
+    """Escape a name from a file: Plotly interprets some HTML tags."""
     return escape(short(name, most) if most else name, quote=False)
 
 
 def plain(values: NDArray[Any] | Sequence[float]) -> list[Any]:
-    """As JSON can hold it; what is not finite is a gap."""
+    """As JSON values; what is not finite is None, a gap in the plot."""
     array = np.asarray(values)
     if array.ndim > 1:
         return [plain(row) for row in array]
@@ -56,7 +56,7 @@ def _title(words: str) -> dict[str, Any]:
 
 
 def _whole(numbers: NDArray[np.int64]) -> dict[str, Any]:
-    """An axis of whole numbers: few of them are all named."""
+    """An axis of whole numbers; if they are few, each has a tick."""
     return {"dtick": 1} if len(numbers) <= 12 and int(np.ptp(numbers)) <= 12 else {"tickformat": ",d", "nticks": 8}
 
 
@@ -64,13 +64,13 @@ def _whole(numbers: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def accuracy(lines: Sequence[Line], curves: Sequence[Curve]) -> Plot:
-    """Over rounds, with a band of one standard deviation over seeds."""
+    """Accuracy over rounds, with a band of one standard deviation over seeds."""
     data = [trace for c in curves for trace in _with_band(lines, c, plain(c.rounds), "round %{x}")]
     return _plot(data, 330, _rounds([c.rounds for c in curves]), {"title": _title("accuracy, %")}, hovermode="closest")
 
 
 def cost(lines: Sequence[Line], curves: Sequence[Curve], of: str) -> Plot:
-    """Over what training has cost so far: ``seconds`` or ``sent``."""
+    """Accuracy over the cost of training so far: ``seconds`` or ``sent``."""
     spent = [c.seconds if of == "seconds" else c.sent for c in curves]
     scale, name = unit([values[-1] for values in spent], SECONDS if of == "seconds" else BYTES)
     hover = f"%{{x:.3g}} {name}, round %{{customdata[0]}}"
@@ -93,7 +93,7 @@ def residual(lines: Sequence[Line], found: Sequence[Residuals]) -> Plot:
         "range": [math.log10(min(ticks)) - 0.1, math.log10(max(ticks)) + 0.1],
         "tickvals": list(ticks),
         "ticktext": list(ticks.values()),
-        "tickfont": {"size": 14},  # raised figures are small
+        "tickfont": {"size": 14},  # superscripts are small
     }
     return _plot(data, 300, _rounds([each.rounds for each in found]), y, hovermode="closest")
 
@@ -141,7 +141,7 @@ def _with_band(lines: Sequence[Line], curve: Curve, x: list[Any], hover: str) ->
 
 
 def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
-    """A box a line, and each client of each seed as a point."""
+    """A box for each line, and a point for each client and seed."""
     data = [
         {
             "type": "box",
@@ -167,7 +167,7 @@ def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
 
 
 def _names(lines: Sequence[Line], shown: Sequence[int]) -> dict[str, Any]:
-    """An axis of lines, the first above."""
+    """An axis of lines, the first at the top."""
     return {
         "tickvals": list(range(len(shown))),
         "ticktext": [text(lines[number].name, 18) for number in shown],
@@ -179,15 +179,15 @@ def _names(lines: Sequence[Line], shown: Sequence[int]) -> dict[str, Any]:
 
 
 def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int, int], int]) -> Plot:
-    """The worst clients of all; ``seeds`` names a client by its seed too, ``rows`` says how many it trains on."""
+    """The worst clients. With ``seeds`` its seed is in a client's name; ``rows`` is its number of training examples."""
     cells = {
         "type": "heatmap",
         "z": plain(100 * found.accuracy),
         "text": [[f"{value:.0f}" for value in row] for row in 100 * found.accuracy],
         "texttemplate": "%{text}",
         "customdata": [[[client, seed, rows[seed, client]] for seed, client in found.who]] * len(found.lines),
-        "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}, %{customdata[2]} training rows<br>%{z:.2f} %"
-        "<extra></extra>",
+        "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}, %{customdata[2]} training examples<br>"
+        "%{z:.2f} %<extra></extra>",
         "coloraxis": DIVERGING,
         "xgap": 2,
         "ygap": 2,
@@ -205,7 +205,7 @@ def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int
 
 
 def partition(run: Run) -> Plot:
-    """Training rows of each class and client, shaded by their square root; above, each client's rows.
+    """Training examples of each class and client, shaded by their square root; above, each client's total.
 
     These alone where the classes are not known.
     """
@@ -217,17 +217,17 @@ def partition(run: Run) -> Plot:
         "x": clients,
         "y": run.labels.sum(1).tolist(),
         "marker": {"color": "#8494a4"},
-        "hovertemplate": "client %{x}<br>%{y:,d} rows<extra></extra>",
+        "hovertemplate": "client %{x}<br>%{y:,d} examples<extra></extra>",
     }
     if not run.knows_classes:
-        return _plot([bars], 260, x, {"rangemode": "tozero", "title": _title("rows")}, bargap=0.25)
+        return _plot([bars], 260, x, {"rangemode": "tozero", "title": _title("examples")}, bargap=0.25)
     cells = {
         "type": "heatmap",
         "x": clients,
         "z": plain(np.where(counts > 0, np.sqrt(counts), np.nan)),
         "customdata": counts.tolist(),
         "text": [[text(name)] * len(clients) for name in run.classes],
-        "hovertemplate": "client %{x}, class %{text}<br>%{customdata:,d} rows<extra></extra>",
+        "hovertemplate": "client %{x}, class %{text}<br>%{customdata:,d} examples<extra></extra>",
         "hoverongaps": False,
         "coloraxis": SEQUENTIAL,
         "xgap": 1 if len(clients) <= 60 else 0,
@@ -243,10 +243,10 @@ def partition(run: Run) -> Plot:
         "showgrid": False,
         "zeroline": False,
     }
-    y2 = {"domain": [1 - top, 1], "nticks": 3, "automargin": True, "rangemode": "tozero", "title": _title("rows")}
+    y2 = {"domain": [1 - top, 1], "nticks": 3, "automargin": True, "rangemode": "tozero", "title": _title("examples")}
     ticks = _counts(int(counts.max()))
     bar: dict[str, Any] = {
-        "title": {"text": "rows"},
+        "title": {"text": "examples"},
         "tickvals": plain(np.sqrt(ticks)),
         "ticktext": [f"{t:,}" for t in ticks],
     }
@@ -289,15 +289,15 @@ def grid(found: Grid, percent: bool) -> Plot:
 
 
 def scatter(run: Run, found: Points) -> Plot:
-    """A colour a class."""
+    """A colour for each class."""
     colours = class_colours(len(run.classes))
     data = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": text(run.classes[label]),
-            "x": plain(found.places[found.labels == label, 0]),
-            "y": plain(found.places[found.labels == label, 1]),
+            "x": plain(found.positions[found.labels == label, 0]),
+            "y": plain(found.positions[found.labels == label, 1]),
             "marker": {"color": colours[label], "size": 4, "opacity": 0.8},
             "hovertemplate": "%{fullData.name}<extra></extra>",
         }

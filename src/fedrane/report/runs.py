@@ -14,18 +14,18 @@ from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
-from fedrane.folder import CONFIG, FACTS, Folder
 from fedrane.settings import NAME, dotted
+from fedrane.training.run_folder import CONFIG, METADATA, Folder
 
 DEPTH = 3
-"""How far below a folder its runs may lie: a comparison has METHOD/seed-0."""
+"""How deep below a folder runs are looked for: a comparison has METHOD/seed-0."""
 UNCOUNTED = ELSEWHERE | {"seed"}
 """Settings that do not make two experiments different; an engine whose clients are other machines does."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one folder holds; nothing of it needs the dataset, or the code of the method."""
+    """One run folder, read without its dataset and without the method's code."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -34,10 +34,10 @@ class Run:
     finished: bool
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Training rows of each client (row) and class (column), or of each client where classes are not known."""
+    """Training examples of each client (row) and class (column); one column where classes are not known."""
 
     deviations: tuple[str, ...] = ()
-    """Why its result is not that of a run of its settings."""
+    """Why its result may differ from that of its settings."""
     label: str = ""
     """What a comparison called it, if not by its method."""
 
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """What it has in common with its repetitions."""
+        """The settings it shares with its repetitions."""
         return {key: value for key, value in self.settings.items() if _counts(key, value)}
 
 
@@ -77,7 +77,7 @@ class Line:
 
 
 def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
-    """The lines of these run folders, or of folders that contain them, and what a reader must know of the runs."""
+    """The lines of these run folders, or of folders that contain them, and notes on the runs."""
     found = {folder.path.resolve(): folder for path in paths for folder in _folders(Path(path))}
     notes: list[str] = []
     kept: list[Run] = []
@@ -116,17 +116,17 @@ def read(folder: Folder) -> Run:
             raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
     settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
     history = folder.read_metrics()
-    facts = folder.read_facts()
-    classes, labels = tuple(map(str, facts["inputs"]["classes"])), np.array(facts["labels"], dtype=np.int64)
+    metadata = folder.read_metadata()
+    classes, labels = tuple(map(str, metadata["inputs"]["classes"])), np.array(metadata["labels"], dtype=np.int64)
     columns = {len(classes), 1} if _deployed(settings.get("engine")) else {len(classes)}
     if labels.shape[1] not in columns:
-        raise CheckpointError(f"{folder.path / FACTS}: labels of shape {labels.shape} for {len(classes)} classes")
-    deviations = tuple(facts.get("deviations", ()))
+        raise CheckpointError(f"{folder.path / METADATA}: labels of shape {labels.shape} for {len(classes)} classes")
+    deviations = tuple(metadata.get("deviations", ()))
     return Run(folder.path, settings, history, folder.finished, classes, labels, deviations, folder.label)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
-    """In the order in which their first runs came. An unfinished repetition stands back where a finished one exists."""
+    """In the order of their first runs. Unfinished runs are left out if a finished one of the same line exists."""
     groups: list[list[Run]] = []
     for run in runs:
         same = [group for group in groups if group[0].experiment == run.experiment]
@@ -151,12 +151,12 @@ def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) 
     """
     plain = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
     short = [label or name for label, name in zip(labels or plain, plain, strict=True)]
-    told = []
+    made = []
     for name, settings in zip(short, experiments, strict=True):
         namesakes = [other for other, its in zip(experiments, short, strict=True) if its == name]
         own = [f"{key.removeprefix('method.')}={settings[key]}" for key in differing(namesakes) if key in settings]
-        told.append(f"{name} ({', '.join(own)})" if own else name)
-    return told
+        made.append(f"{name} ({', '.join(own)})" if own else name)
+    return made
 
 
 def _counts(key: str, value: Any) -> bool:
@@ -168,7 +168,7 @@ def _deployed(engine: Any) -> bool:
 
 
 def differing(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys, but those that tell no experiments apart, whose values are not the same wherever they are set."""
+    """The keys with different values, except those that do not make two experiments different."""
     every = ((key, value) for settings in experiments for key, value in settings.items())
     keys = dict.fromkeys(key for key, value in every if _counts(key, value))
     return [key for key in keys if len({str(settings[key]) for settings in experiments if key in settings}) > 1]

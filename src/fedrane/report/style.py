@@ -1,10 +1,13 @@
-"""What the page and the figures for papers have in common: colours, and how numbers and names are written."""
+"""Colours, and how numbers and names are written: on the page, in figures and in the terminal."""
 
 from __future__ import annotations
 
 import colorsys
 import math
 from collections.abc import Sequence
+
+from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.evaluation import Metrics
 
 # Mid-tones that stand out from white and from a dark page alike; neighbours differ in hue and in lightness.
 COLOURS = (
@@ -23,12 +26,12 @@ def colour(line: int) -> str:
 
 
 def dash(line: int) -> str:
-    """Another one each time the colours begin anew."""
+    """Another dash each time the colours start over."""
     return DASHES[line // len(COLOURS) % len(DASHES)]
 
 
 def class_colours(classes: int) -> list[str]:
-    """A colour a class: the palette where it reaches, else the hues in a circle, at two lightnesses in turn."""
+    """A colour for each class: of the palette if it is large enough, else hues around the circle in two lightnesses."""
     if classes <= len(COLOURS):
         return list(COLOURS[:classes])
     hues = (colorsys.hls_to_rgb(k / classes, (0.42, 0.6)[k % 2], 0.6) for k in range(classes))
@@ -90,3 +93,35 @@ def listed(names: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe_round(record: Metrics) -> str:
+    parts = [
+        f"{whose} {percent(record[f'{whose}/accuracy'])}"
+        for whose in (GLOBAL, PERSONAL)
+        if f"{whose}/accuracy" in record
+    ]
+    if record.get("train/loss") is not None:
+        parts.append(f"loss {record['train/loss']:.4f}")
+    parts.append(speed(record))
+    if record["lost"]:
+        parts.append(f"{len(record['lost'])} lost")
+    return "  ".join(parts)
+
+
+def speed(record: Metrics) -> str:
+    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "no client replied"

@@ -1,1 +1,1 @@
-"""The paper's tables and figures: what must be run for them, the runs, their results, and how they are shown."""
+"""The paper's tables and figures: what must be run for them, the runs, their results, tables and plots."""

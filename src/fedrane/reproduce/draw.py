@@ -1,4 +1,4 @@
-"""A target's figure, from the records of its cells; what is not there yet is left out."""
+"""The plots of a target, from the records of its cells. What has not been run is left out."""
 
 from __future__ import annotations
 
@@ -10,87 +10,91 @@ import numpy as np
 
 from fedrane.report import paper_figures
 from fedrane.reproduce.records import COSINES
-from fedrane.reproduce.sheets import BEST, MEASURES, Entry, Sheet
-from fedrane.reproduce.store import DONE, Record
+from fedrane.reproduce.results import DONE, Record
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import Place, Target
+from fedrane.reproduce.tables import BEST, MEASURES, Entry, ResultTable
+from fedrane.reproduce.targets import Condition, Target
 
 SHORT = {"global": "G-FL", "personal": "P-FL"}
 
 
-def figures(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
-    """The files drawn: none for a table, and none where nothing is there to be drawn."""
+def figures(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
+    """Draw them; returns the files. There are none for a table, or before anything was run."""
     draw = {"heat-map": _heat_maps, "scatter": _scatters, "curve": _curves, "pairs": _pairs}.get(target.kind)
     return [] if draw is None else draw(target, made, sweep, folder)
 
 
-def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Place, dict[str, Record]]]:
-    """At each place the first seed's records that hold something, by the title of their row."""
-    for place in dict.fromkeys(cell.place for cell in sweep.cells):
+def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Condition, dict[str, Record]]]:
+    """For each condition, the first seed's records that have this extra data, by the title of their row."""
+    for condition in dict.fromkeys(cell.condition for cell in sweep.cells):
         found: dict[str, Record] = {}
         for cell in sweep.cells:
-            if cell.place == place and sweep.status(cell) == DONE and cell.row.title not in found:
+            if cell.condition == condition and sweep.status(cell) == DONE and cell.row.title not in found:
                 record = sweep.records[cell.key]
                 found |= {cell.row.title: record} if _drawable(record["kept"].get(what)) else {}
         if found:
-            yield place, found
+            yield condition, found
 
 
 def _drawable(kept: Any) -> bool:
-    """A method without a server's step has no cosines to show."""
+    """A method without a step of the server has no cosines."""
     return kept is not None and bool(kept.get("rounds", True))
 
 
-def _at(target: Target, place: Place, extent: str) -> str:
-    return f"{target.title}\n{place.dataset}, α {place.alpha:g}, {extent}"
+def _at(target: Target, condition: Condition, extent: str) -> str:
+    return f"{target.title}\n{condition.dataset}, α {condition.alpha:g}, {extent}"
 
 
-def _stem(target: Target, place: Place, folder: Path) -> Path:
-    return folder / f"{target.name}-{Path(place.dataset).stem}-{place.alpha:g}"
+def _stem(target: Target, condition: Condition, folder: Path) -> Path:
+    return folder / f"{target.name}-{Path(condition.dataset).stem}-{condition.alpha:g}"
 
 
-def _heat_maps(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+def _heat_maps(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     paths: list[Path] = []
-    for place, found in _kept(sweep, COSINES):
+    for condition, found in _kept(sweep, COSINES):
         maps = {
             title: paper_figures.Heat(kept["rounds"], np.array(kept["cosines"], dtype=np.float64))
             for title, record in found.items()
             if (kept := record["kept"][COSINES])
         }
-        paths += paper_figures.heat_maps(maps, _at(target, place, made[0].extent), _stem(target, place, folder))
+        paths += paper_figures.heat_maps(maps, _at(target, condition, made[0].extent), _stem(target, condition, folder))
     return paths
 
 
-def _scatters(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+def _scatters(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     paths: list[Path] = []
-    for place, found in _kept(sweep, "tsne"):
+    for condition, found in _kept(sweep, "tsne"):
         plots, classes = {}, []
         for title, record in found.items():
             kept = record["kept"]["tsne"]
             classes = kept["classes"]
-            told = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
-            told += [] if kept["separation"] is None else [f"silhouette {kept['separation']:.2f}"]
-            note = ", ".join(told)
+            parts = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
+            parts += [] if kept["separation"] is None else [f"silhouette {kept['separation']:.2f}"]
+            note = ", ".join(parts)
             plots[title] = paper_figures.Points(kept["x"], kept["y"], kept["labels"], note)
-        title = _at(target, place, made[0].extent)
-        paths += paper_figures.scatters(plots, classes, title, _stem(target, place, folder))
+        title = _at(target, condition, made[0].extent)
+        paths += paper_figures.scatters(plots, classes, title, _stem(target, condition, folder))
     return paths
 
 
-def _curves(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+def _curves(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     panels: dict[str, dict[str, paper_figures.Line]] = {}
-    groups = {(place.dataset, place.alpha) for place in made[0].places}
-    for sheet in (sheet for sheet in made if sheet.which == BEST):
-        wanted = target.panels.get(sheet.measure, target.rows)
+    groups = {(condition.dataset, condition.alpha) for condition in made[0].conditions}
+    for table in (table for table in made if table.which == BEST):
+        wanted = target.panels.get(table.measure, target.rows)
         lines: dict[str, paper_figures.Line] = {}
-        for dataset, alpha in dict.fromkeys((place.dataset, place.alpha) for place in sheet.places):
-            for row in (row for row in sheet.rows if row.name in wanted or row.name not in target.rows):
-                places = [place for place in sheet.places if (place.dataset, place.alpha) == (dataset, alpha)]
-                points = [(p.value, e) for p in places if (e := sheet.entry(row, p)).mean is not None]
-                name = row.title if len(groups) == 1 else f"{row.title}, {dataset}" + _alpha(sheet, alpha)
+        for dataset, alpha in dict.fromkeys((condition.dataset, condition.alpha) for condition in table.conditions):
+            for row in (row for row in table.rows if row.name in wanted or row.name not in target.rows):
+                conditions = [
+                    condition
+                    for condition in table.conditions
+                    if (condition.dataset, condition.alpha) == (dataset, alpha)
+                ]
+                points = [(p.value, e) for p in conditions if (e := table.entry(row, p)).mean is not None]
+                name = row.title if len(groups) == 1 else f"{row.title}, {dataset}" + _alpha(table, alpha)
                 if points:
                     lines[name] = _line(points)
-        panels[f"{SHORT.get(sheet.measure, MEASURES[sheet.measure].title)}, best round"] = lines
+        panels[f"{SHORT.get(table.measure, MEASURES[table.measure].title)}, best round"] = lines
     if not any(panels.values()):
         return []
     where = ", ".join(f"{dataset} α {alpha:g}" for dataset, alpha in sorted(groups))
@@ -98,8 +102,8 @@ def _curves(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -
     return paper_figures.curves(panels, target.label, title, folder / target.name)
 
 
-def _alpha(sheet: Sheet, alpha: float) -> str:
-    return f" α {alpha:g}" if len({place.alpha for place in sheet.places}) > 1 else ""
+def _alpha(table: ResultTable, alpha: float) -> str:
+    return f" α {alpha:g}" if len({condition.alpha for condition in table.conditions}) > 1 else ""
 
 
 def _line(points: Sequence[tuple[float | None, Entry]]) -> paper_figures.Line:
@@ -110,20 +114,20 @@ def _line(points: Sequence[tuple[float | None, Entry]]) -> paper_figures.Line:
     )
 
 
-def _pairs(target: Target, made: Sequence[Sheet], sweep: Sweep, folder: Path) -> list[Path]:
+def _pairs(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     panels: dict[str, list[paper_figures.Pair]] = {}
     drawn = target.drawn or target.measures
-    for sheet in (sheet for sheet in made if sheet.which == BEST and sheet.measure in drawn):
-        for dataset, places in sheet.groups():
+    for table in (table for table in made if table.which == BEST and table.measure in drawn):
+        for dataset, conditions in table.groups():
             found = []
-            for place in places:
+            for condition in conditions:
                 for name, rows in target.pairs.items():
-                    without, having = (sheet.entries.get((row, place)) for row in rows)
+                    without, having = (table.entries.get((row, condition)) for row in rows)
                     if without and having and without.mean is not None and having.mean is not None:
                         sides = [(e.mean or 0.0, e.deviation or 0.0) for e in (without, having)]
-                        found.append(paper_figures.Pair(f"α {place.alpha:g}, {name}", *sides))
+                        found.append(paper_figures.Pair(f"α {condition.alpha:g}, {name}", *sides))
             if found:
-                panels[f"{dataset}\n{sheet.how.title}"] = found
+                panels[f"{dataset}\n{table.how.title}"] = found
     if not panels:
         return []
     title = f"{target.title}\nbest round, {made[0].extent}"

@@ -1,7 +1,7 @@
-"""How long cells will take: from earlier cells of their like, or, where that is asked for, a few rounds measured now.
+"""How long cells will take: estimated from earlier cells of the same kind, or from a few rounds measured now.
 
-Speeds are of a method on a dataset with its network, number of clients and batch, on this device. A cell takes a time
-for each row it trains on, one for each evaluation, and one for what is around the rounds.
+A speed is that of a method on a dataset with a network, number of clients and batch size, on this device. The time of
+a cell has three parts: for each example it trains on, for each evaluation, and for what is around the rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from fedrane.experiment import Experiment
 from fedrane.files import write_atomically
 from fedrane.reproduce.records import device_name
-from fedrane.reproduce.store import DONE, Record
+from fedrane.reproduce.results import DONE, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell
 from fedrane.run import run
@@ -27,48 +27,48 @@ from fedrane.training.result import Result
 from fedrane.training.setup import as_dataset, pick_device
 
 LIKE = ("method.name", "dataset", "model", "clients", "batch", "precision", "norm")
-"""Two cells that agree in these are of one speed."""
-FEW_ROWS = 6000
-"""On a processor a measured round is no longer than this, by fewer clients if need be."""
+"""Two cells with the same values of these have the same speed."""
+MAX_EXAMPLES = 6000
+"""Of a measured round on a CPU; with fewer clients if needed."""
 ROUNDS = 3
-"""To be measured: steps are compiled, captured or recorded in the first, and at times once more in the second."""
+"""To measure: steps are compiled, captured or recorded in the first, sometimes again in the second."""
 
 
 @dataclass(frozen=True)
 class Speed:
     row: float
-    """Seconds a row trained on."""
+    """Seconds for each training example."""
     evaluation: float
     around: float
     rows: float
-    """Trained on in a round, for each epoch that the experiment says."""
+    """Training examples of a round, for each epoch of the experiment."""
 
     def seconds(self, experiment: Experiment, done: int = 0) -> float:
-        """Of a cell whose first rounds are done already."""
+        """The time of a cell, without its first ``done`` rounds."""
         rounds = experiment.rounds + len(experiment.algorithm.finale()) - done
         trained = rounds * experiment.participation * experiment.epochs * self.rows
         return self.around + trained * self.row + rounds / experiment.eval_every * self.evaluation
 
 
 class Speeds:
-    """What is known of speeds: by records, by earlier measurements (a file), and by new ones while time is left."""
+    """Known speeds: of records, of earlier measurements (a file), and of new ones within the time budget."""
 
     def __init__(
-        self, sweep: Sweep, cache: Path, budget: float, tell: Callable[[str], None] = lambda text: None
+        self, sweep: Sweep, cache: Path, budget: float, log: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.sweep, self.cache, self.tell = sweep, cache, tell
+        self.sweep, self.cache, self.log = sweep, cache, log
         self.until = time.monotonic() + budget
         self.known = _measured_before(cache) | _of_records(sweep.records.values())
         self.measured = 0
 
     def seconds(self, cell: Cell) -> float | None:
-        """How long what is left of a cell will take; nothing where no time was left to measure, or it cannot run."""
+        """The time that a cell still needs; None if it is not known, or the cell cannot run."""
         experiment = cell.experiment
         if experiment is None:
             return None
         like = _like(cell.settings, device_name(str(pick_device(experiment.device))), experiment.engine)
         if like not in self.known and time.monotonic() < self.until:
-            self.tell(f"measuring {cell.row.title} on {cell.place.dataset}, {experiment.clients} clients")
+            self.log(f"measuring {cell.row.title} on {cell.condition.dataset}, {experiment.clients} clients")
             self.known[like] = self._measure(cell, experiment)
             self.measured += 1
             _write(self.cache, self.known)
@@ -84,16 +84,16 @@ class Speeds:
     def _measure(self, cell: Cell, experiment: Experiment) -> Speed | None:
         try:
             return measure(experiment)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the cell will be marked with it when it is run
-            self.tell(f"{cell.row.title} cannot be measured: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the cell's record will have the error when it is run
+            self.log(f"{cell.row.title} cannot be measured: {type(error).__name__}: {error}")
             return None
 
 
 def measure(experiment: Experiment) -> Speed:
-    """A few short rounds; what they take beyond the fastest is start-up."""
+    """Measure a few short rounds. What they take beyond the fastest one is start-up."""
     short = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0)
     if pick_device(experiment.device).type == "cpu":
-        short = _few_rows(short)
+        short = _with_few_examples(short)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         result = run(short, Path(folder) / "run")
@@ -101,12 +101,12 @@ def measure(experiment: Experiment) -> Speed:
     return _of_rounds(result, wall)
 
 
-def _few_rows(experiment: Experiment) -> Experiment:
-    """With as few clients and epochs as keep a round below a number of rows."""
+def _with_few_examples(experiment: Experiment) -> Experiment:
+    """With fewer clients and epochs, so that a round has at most ``MAX_EXAMPLES``."""
     rows = len(as_dataset(experiment, None).y) * (1 - experiment.partition.test)
-    if rows * experiment.epochs <= FEW_ROWS:
+    if rows * experiment.epochs <= MAX_EXAMPLES:
         return experiment
-    share = min(1.0, max(FEW_ROWS / rows, 1 / experiment.clients))
+    share = min(1.0, max(MAX_EXAMPLES / rows, 1 / experiment.clients))
     return experiment.replace(epochs=1, participation=share)
 
 
@@ -126,7 +126,7 @@ def _like(settings: Settings, device: str, engine: str) -> str:
 
 
 def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
-    """The median over cells of a like; of what is around the rounds, over those that ran in one go."""
+    """The median over cells of the same kind. The time around the rounds is of cells that were not interrupted."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record["status"] == DONE and record["rows"] and "tune" not in record["settings"]:
@@ -153,7 +153,7 @@ def _median(group: list[Record]) -> Speed:
 
 
 def _measured_before(path: Path) -> dict[str, Speed | None]:
-    """Nothing where the file is not there or damaged: it only spares measuring again."""
+    """Empty if the file is missing or damaged: it is only a cache."""
     try:
         return {like: Speed(**values) for like, values in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""What is written down of a finished cell: few numbers, from which every table and figure is made."""
+"""The record of a finished cell: the few numbers that all tables and figures are made of."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.errors import Diverged, FedraneError
 from fedrane.evaluation import Metrics
-from fedrane.features import embed, sample, seen_by_head
-from fedrane.reproduce.store import DONE, FAILED, Record
+from fedrane.report.tsne import embed, head_inputs, sample
+from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.settings import Settings
 from fedrane.training.result import Result, best_of, evaluated
 
 FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")
 GRAIN = 1000
-"""Places in the t-SNE picture are told to a thousandth of its width."""
+"""t-SNE positions are recorded to a thousandth of the plot's width."""
 
 
 def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: float | None, asked: str) -> Record:
-    """Of a run that has ended; ``wall`` is how long it took, where that was in one go; ``asked`` is the engine as the
-    experiment names it, which may be ``auto``."""
+    """The record of a finished run.
+
+    ``wall`` is how long it took, None if it was interrupted. ``asked`` is the experiment's engine, maybe ``auto``.
+    """
     history, e = result.history, result.experiment
     within = sum(r["seconds"] + r["eval_seconds"] for r in history)
     record: Record = {
@@ -62,20 +64,20 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
     for name in keeps:
         try:
             record["kept"][name] = KEPT[name](result)
-        except Exception as error:  # noqa: BLE001 - what a figure needs beside must not cost the run
+        except Exception as error:  # noqa: BLE001 - the run is kept even if a figure's extra data fail
             record["kept"][name] = None
             problems[name] = reason_of(error)
     return record | ({"problems": problems} if problems else {})
 
 
 def failed(settings: Settings, error: Exception, device: str, engine: str) -> Record:
-    """Of a run that could not end."""
+    """The record of a run that failed."""
     word = "diverged" if isinstance(error, Diverged) else "failed"
     return {**_about(settings, FAILED, device, engine), "word": word, "reason": reason_of(error)}
 
 
 def reason_of(error: Exception) -> str:
-    """Why, in one line, with where it happened."""
+    """The error in one line, with its notes."""
     reason = " ".join(str(error).split())[:500] + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return reason if isinstance(error, FedraneError) else f"{type(error).__name__}: {reason}"
 
@@ -95,7 +97,7 @@ def _about(settings: Settings, status: str, device: str, engine: str) -> Record:
 
 
 def device_name(device: str) -> str:
-    """The machine, as far as speed goes."""
+    """The hardware that decides the speed."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -108,11 +110,11 @@ def _figures(whose: str, record: Metrics) -> Metrics:
     return figures
 
 
-# ---- what some figures need beside
+# ---- extra data of some figures
 
 
 def cosines(history: Sequence[Metrics], population: int) -> dict[str, Any]:
-    """Of each round, in the order of client numbers; empty where a client did not take part."""
+    """The cosines of each round by client number; None where a client did not take part."""
     rounds = [r for r in history if r.get("cosine")]
     table = []
     for r in rounds:
@@ -128,7 +130,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def _tsne(result: Result) -> dict[str, Any] | None:
-    """Test rows, the same for every method, where t-SNE places their features; nothing without a global model."""
+    """t-SNE of test examples, the same for every method; None without a global model."""
     if GLOBAL not in result.algorithm.answers_on(result.task):
         return None
     from sklearn.metrics import silhouette_score  # slow to import
@@ -137,29 +139,29 @@ def _tsne(result: Result) -> dict[str, Any] | None:
     rows = sample(len(test))
     found = features(result, rows)
     labels = test.y.cpu().numpy()[rows]
-    kinds = len(np.unique(labels))
-    placed = embed(found)
-    low, high = placed.min(0), placed.max(0)
-    grid = np.rint((placed - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
+    distinct = len(np.unique(labels))
+    positions = embed(found)
+    low, high = positions.min(0), positions.max(0)
+    grid = np.rint((positions - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
     return {
         "x": grid[:, 0].tolist(),
         "y": grid[:, 1].tolist(),
         "labels": labels.tolist(),
         "classes": list(result.inputs.classes),
-        "separation": round(float(silhouette_score(found, labels)), 4) if 1 < kinds < len(labels) else None,
+        "separation": round(float(silhouette_score(found, labels)), 4) if 1 < distinct < len(labels) else None,
     }
 
 
 def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the head is given when the global model answers for those test rows."""
+    """The features of these test examples in the global model."""
     task, algorithm, federation = result.task, result.algorithm, result.federation
     model = algorithm.global_model(task, result.server)
 
-    def answer(some: NDArray[np.int64]) -> Tensor:
+    def predict(some: NDArray[np.int64]) -> Tensor:
         x, y = federation.test.take(some)
         return algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
 
-    return seen_by_head(task, algorithm, federation.batch, rows, answer)
+    return head_inputs(task, algorithm, federation.batch, rows, predict)
 
 
 COSINES = "cosines"

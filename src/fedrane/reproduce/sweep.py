@@ -1,4 +1,4 @@
-"""Running what is missing: cell after cell, each in a run folder of its own, so that a killed sweep loses a round."""
+"""Runs the missing cells one after another. Each has its own run folder, so a kill costs at most one round."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
 from fedrane.files import clear_errors
-from fedrane.folder import Folder
 from fedrane.reproduce import records
-from fedrane.reproduce.store import DONE, FAILED, Record, Store, lock
+from fedrane.reproduce.results import DONE, FAILED, Record, ResultStore, lock
 from fedrane.reproduce.targets import Cell
 from fedrane.run import resume, run
 from fedrane.training.callbacks import Callback
 from fedrane.training.result import Result
+from fedrane.training.run_folder import Folder
 from fedrane.training.setup import as_dataset, pick_device
 
 WAITING, UNKNOWN, ABSENT, ELSEWHERE = "waiting", "unknown", "absent", "elsewhere"
@@ -33,22 +33,22 @@ Source = Callable[[Cell], Dataset | None]
 
 @dataclass
 class Sweep:
-    """Cells to be done, and what has become of them."""
+    """Cells to run, and their records."""
 
     cells: Sequence[Cell]
-    store: Store
+    store: ResultStore
     runs: Path
-    """Where run folders lie."""
+    """The folder of run folders."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Datasets that are not here, and how to get them."""
+    """Datasets that are not on this machine, and how to get them."""
     retry: bool = False
     source: Source = lambda cell: None
-    """Rows to be used in place of the dataset's own."""
+    """A dataset to use instead of the experiment's."""
     records: dict[str, Record] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
     """Cells that another process is running."""
     tried: set[str] = field(default_factory=set)
-    """Cells that this one has run."""
+    """Cells that this process has run."""
 
     def __post_init__(self) -> None:
         self.records = self.store.read()
@@ -59,7 +59,7 @@ class Sweep:
             return DONE
         if cell.experiment is None:
             return UNKNOWN
-        if cell.place.dataset in self.absent:
+        if cell.condition.dataset in self.absent:
             return ABSENT
         again = self.retry and cell.key not in self.tried
         if record and record["status"] == FAILED and not again:
@@ -67,7 +67,7 @@ class Sweep:
         return ELSEWHERE if cell.key in self.elsewhere else WAITING
 
     def reason(self, cell: Cell) -> str:
-        """Why a cell has no figures, or not all that it should keep, where something is wrong with it."""
+        """Why a cell has no result, or misses some of its extra data."""
         status, record = self.status(cell), self.records.get(cell.key, {})
         if status == FAILED:
             return str(record["reason"])
@@ -76,22 +76,22 @@ class Sweep:
         return cell.problem if status == UNKNOWN else ""
 
     def waiting(self) -> list[Cell]:
-        """What is to be run, each once: a table may want a cell in two places."""
+        """The cells to run, each once: two entries of a table may share a cell."""
         unique = {cell.key: cell for cell in self.cells if self.status(cell) == WAITING}
         return list(unique.values())
 
     def folder(self, cell: Cell) -> Folder:
         method = str(cell.settings["method.name"]).rpartition(":")[2]
-        name = f"{Path(cell.place.dataset).stem}-{cell.place.alpha:g}-{method}-seed{cell.seed}-{cell.key}"
+        name = f"{Path(cell.condition.dataset).stem}-{cell.condition.alpha:g}-{method}-seed{cell.seed}-{cell.key}"
         return Folder(self.runs / name)
 
     def go(
         self,
         watch: Watch = lambda cell: nullcontext(()),
         stop: Callable[[], bool] = lambda: False,
-        tell: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
+        log: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
     ) -> bool:
-        """Run all that is missing; gives whether it came to the end, rather than being asked to stop."""
+        """Run all that is missing. Returns False if it was stopped before the end."""
         todo = self.waiting()
         for number, cell in enumerate(todo, 1):
             if stop():
@@ -112,11 +112,11 @@ class Sweep:
                 self.store.add(record)
                 self.records = self.store.read()
                 self._tidy(cell)
-            tell(cell, number, len(todo))
+            log(cell, number, len(todo))
         return True
 
     def _one(self, cell: Cell, watch: Watch, stop: Callable[[], bool]) -> Record | None:
-        """The record of a cell, finished or failed; nothing where it was asked to stop on the way."""
+        """The record of a cell, finished or failed; None if it was stopped."""
         experiment = _runnable(cell)
         try:
             if (found := self._from_folder(cell)) is not None:
@@ -129,9 +129,9 @@ class Sweep:
             if not result.finished:
                 return None
             return records.finished(cell.settings, result, cell.keeps, wall, experiment.engine)
-        except (FileError, NoEffect):  # a full disk, or a word that does nothing, is no fault of this cell
+        except (FileError, NoEffect):  # a full disk or a setting without effect is not this cell's failure
             raise
-        except Exception as error:  # noqa: BLE001 - one cell's trouble, whatever it is, is not the others'
+        except Exception as error:  # noqa: BLE001 - the other cells can still be run
             return records.failed(cell.settings, error, str(pick_device(experiment.device)), experiment.engine)
         finally:
             gc.collect()
@@ -143,7 +143,7 @@ class Sweep:
     ) -> Result:
         folder, rows = self.folder(cell), self.source(cell)
         if folder.finished and not folder.checkpoints():
-            self._clear(folder.path)  # its model was removed, and is wanted after all: the cell is run again
+            self._clear(folder.path)  # its model was removed but is needed now: run the cell again
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
             own_code.remember(experiment)
@@ -151,19 +151,19 @@ class Sweep:
         return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
 
     def _from_folder(self, cell: Cell) -> Record | None:
-        """Where only what the metrics tell is lacking in a record, it need not be run again."""
+        """If a record misses only what the metrics have, the cell need not be run again."""
         record, folder = self.records.get(cell.key), self.folder(cell)
         if not (record and record["status"] == DONE and folder.finished):
             return None
         if set(cell.keeps) - record["kept"].keys() != {records.COSINES}:
             return None
-        history, population = folder.read_metrics(), len(folder.read_facts()["labels"])
+        history, population = folder.read_metrics(), len(folder.read_metadata()["labels"])
         if len(history) != record["rounds"]:
             return None
         return {**record, "kept": {**record["kept"], records.COSINES: records.cosines(history, population)}}
 
     def _tidy(self, cell: Cell) -> None:
-        """Checkpoints may be a hundred thousand times as large as the record; its metrics stay."""
+        """Remove the checkpoints, which are far larger than the record. The metrics stay."""
         if self.records[cell.key]["status"] == DONE:
             with clear_errors(self.runs):
                 for path in self.folder(cell).checkpoints():
@@ -181,6 +181,6 @@ def _runnable(cell: Cell) -> Experiment:
 
 
 def counts(sweep: Sweep, cells: Iterable[Cell] | None = None) -> dict[str, int]:
-    """How many cells are in which state."""
+    """The number of cells in each state."""
     states = [sweep.status(cell) for cell in (sweep.cells if cells is None else cells)]
     return {state: states.count(state) for state in dict.fromkeys(states)}

@@ -1,7 +1,7 @@
-"""What a table or figure of the paper is made of: a target, its rows, and the cells that must be run for it.
+"""A table or figure of the paper: a target, its rows, and the cells that must be run for it.
 
-Targets and rows are TOML files in ``fedrane/experiments``. A cell's settings are laid one over the other: those common
-to all, the dataset's, the row's, the target's, tuned ones, the place in the table or figure, and the user's words.
+Targets and rows are TOML files in ``fedrane/experiments``. The settings of a cell, each overriding those before: common
+to all, the dataset's, the row's, the target's, tuned ones, the condition's, and the user's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedrane import effects, engines, loading, methods, models, sources
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
-from fedrane.settings import FIELD, WORD, Settings, addressed, flat, nested, parse
+from fedrane.settings import FIELD, WORD, Settings, addressed, canonical, flat, nested, parse
 from fedrane.training.setup import automatic_model
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"
@@ -31,29 +31,29 @@ ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, OWN = "ours", "comparison", "own"
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
-"""Keys of which a table has many values."""
+"""Keys that have many values in a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A method with its settings, as it stands in a table."""
+    """A row of a table: a method with its settings."""
 
     name: str
     title: str
     group: str
     settings: Settings
     datasets: Mapping[str, Settings] = field(default_factory=dict)
-    """What is different on some of them."""
+    """Settings that are different on some datasets."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in a table or figure: a column, or a point of a curve."""
+class Condition:
+    """A column of a table, or a point of a curve: the dataset, α, and the value that the target varies."""
 
     dataset: str
     alpha: float
     value: float | None = None
-    """Of what the target varies, if anything."""
+    """None where the target varies nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Target:
     title: str
     kind: str
     measures: tuple[str, ...]
-    """What is shown of a cell, the most important first."""
+    """The measures shown, the most important first."""
     rows: tuple[str, ...]
     datasets: tuple[str, ...]
     alphas: tuple[float, ...]
@@ -73,21 +73,21 @@ class Target:
     label: str = ""
     values: tuple[float, ...] = ()
     panels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The rows that a measure is drawn for, where not all are."""
+    """The rows that a measure is plotted for, if not all."""
     pairs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Two rows each, drawn as one that lacks something and one that has it."""
+    """Pairs of rows, plotted as without and with something."""
     words: tuple[str, ...] = ("without", "with")
-    """What the one lacks and the other has."""
+    """The words for the two rows of a pair."""
     drawn: tuple[str, ...] = ()
-    """The measures that are drawn in pairs, where not all are."""
+    """The measures that are plotted in pairs, if not all."""
     keeps: tuple[str, ...] = ()
-    """What its cells must record beside their figures."""
+    """Extra data that its cells must record."""
     settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a user asks of a target; what is empty is as the target says."""
+class Selection:
+    """The part of a target that the user asks for. What is empty is as in the target."""
 
     datasets: tuple[str, ...] = ()
     alphas: tuple[float, ...] = ()
@@ -99,17 +99,17 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run: a row at a place, with a seed."""
+    """One run: a row under a condition, with a seed."""
 
     row: Row
-    place: Place
+    condition: Condition
     seed: int
     settings: Settings
     """All that decides the result."""
     experiment: Experiment | None
     keeps: tuple[str, ...] = ()
     problem: str = ""
-    """Why there is no experiment."""
+    """Why the experiment is None."""
 
     @cached_property
     def key(self) -> str:
@@ -117,8 +117,8 @@ class Cell:
 
     @property
     def where(self) -> str:
-        value = "" if self.place.value is None else f", {self.place.value:g}"
-        return f"{self.place.dataset}, α {self.place.alpha:g}{value}, seed {self.seed}"
+        value = "" if self.condition.value is None else f", {self.condition.value:g}"
+        return f"{self.condition.dataset}, α {self.condition.alpha:g}{value}, seed {self.seed}"
 
     @property
     def name(self) -> str:
@@ -149,7 +149,7 @@ def targets(name: str) -> list[Target]:
 
 @cache
 def paper() -> dict[str, dict[str, dict[str, list[float]]]]:
-    """The figures of the paper's tables: by measure, dataset and row, in the order of α."""
+    """The numbers of the paper's tables: by measure, dataset and row, in the order of α."""
     return {key: value for key, value in _shipped(PAPER).items() if isinstance(value, dict)}
 
 
@@ -158,12 +158,12 @@ def paper_alphas() -> tuple[float, ...]:
     return tuple(_shipped(PAPER)["alphas"])
 
 
-def in_paper(measure: str, row: str, place: Place) -> float | None:
-    """The paper's figure at a place of its tables."""
-    values = paper().get(measure, {}).get(place.dataset, {}).get(row)
-    if values is None or place.value is not None or place.alpha not in paper_alphas():
+def in_paper(measure: str, row: str, condition: Condition) -> float | None:
+    """The paper's number under a condition; None if there is none."""
+    values = paper().get(measure, {}).get(condition.dataset, {}).get(row)
+    if values is None or condition.value is not None or condition.alpha not in paper_alphas():
         return None
-    return values[paper_alphas().index(place.alpha)]
+    return values[paper_alphas().index(condition.alpha)]
 
 
 @cache
@@ -197,11 +197,12 @@ def _target(name: str, values: dict[str, Any]) -> Target:
     if bool(values.get("vary")) != bool(values.get("values")):
         raise ConfigError(f"{name}.toml: it has one of vary and values", "a figure varies a key over values")
     made: dict[str, Any] = {k: tuple(v) if typing.get_origin(hints[k]) is tuple else v for k, v in values.items()}
-    return Target(**{**made, "name": name, "settings": flat(values.get("settings", {}))})
+    vary, settings = canonical(values.get("vary", "")), flat(values.get("settings", {}))
+    return Target(**{**made, "name": name, "vary": vary, "settings": settings})
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of TOML can be what a field is."""
+    """Whether a TOML value fits a field's type."""
     kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is tuple:
         return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
@@ -230,7 +231,7 @@ def row(name: str) -> Row:
         settings = {"method.name": name, **flat(values["settings"])}
         per_dataset = {key: flat(value) for key, value in values.get("datasets", {}).items()}
         return Row(name, values["title"], values["group"], settings, per_dataset)
-    methods.find(name)  # one that nobody knows is a mistake to be told at once
+    methods.find(name)  # an unknown name is an error at once
     title = f"{name.rpartition(':')[2]} (own)" if loading.is_reference(name) else name
     return Row(name, title, OWN, {"method.name": loading.absolute(name)})
 
@@ -252,44 +253,47 @@ def rows_of(target: Target, chosen: Sequence[str]) -> list[Row]:
     return sorted(rows, key=lambda row: (COMPARISON, OWN, OURS).index(row.group))
 
 
-def places_of(target: Target, choice: Choice) -> list[Place]:
-    places = (
-        Place(dataset, alpha, value)
-        for dataset in choice.datasets or target.datasets
-        for alpha in choice.alphas or target.alphas
+def conditions_of(target: Target, selection: Selection) -> list[Condition]:
+    conditions = (
+        Condition(dataset, alpha, value)
+        for dataset in selection.datasets or target.datasets
+        for alpha in selection.alphas or target.alphas
         for value in target.values or (None,)
     )
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(conditions))
 
 
-def seeds_of(target: Target, choice: Choice) -> tuple[int, ...]:
-    return choice.seeds or tuple(range(target.seeds))
+def seeds_of(target: Target, selection: Selection) -> tuple[int, ...]:
+    return selection.seeds or tuple(range(target.seeds))
 
 
-def cells(target: Target, choice: Choice = Choice()) -> list[Cell]:  # noqa: B008 - it is frozen
-    """All that must be run; first all of the first seed, so that a table fills before its spreads do."""
-    rows, places = rows_of(target, choice.methods), places_of(target, choice)
-    words = _words(choice.words, rows)
+def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # noqa: B008 - it is frozen
+    """All that must be run, seed by seed: a table is complete with one seed before the next begins."""
+    rows, conditions = rows_of(target, selection.methods), conditions_of(target, selection)
+    words = _words(selection.words, rows)
     if any(target.vary in mine for mine in words.values()):
-        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave the word out")
+        raise ConfigError(f"{target.vary}= for {target.name}", "that is what it varies", "Leave it out")
     here = {row.name: _is_here(str(row.settings["method.name"])) for row in rows}
 
-    def make(row: Row, place: Place, seed: int, idle: Iterable[str] = ()) -> Cell:
+    def make(row: Row, condition: Condition, seed: int, idle: Iterable[str] = ()) -> Cell:
         mine = {key: value for key, value in (words[""] | words.get(row.name, {})).items() if key not in idle}
-        return _cell(target, row, place, seed, choice.tuned, mine, here[row.name])
+        return _cell(target, row, condition, seed, selection.tuned, mine, here[row.name])
 
-    made = [make(row, place, seed) for seed in seeds_of(target, choice) for place in places for row in rows]
+    made = [
+        make(row, condition, seed) for seed in seeds_of(target, selection) for condition in conditions for row in rows
+    ]
     _check_names([cell.experiment for cell in made if cell.experiment])
     idle = [_idle_words(cell.experiment) for cell in made]
     _check_words(words, made, idle)
-    # A word may be meant for some datasets only. Where it does nothing, the cell is the one without it.
+    # A setting may be meant for some datasets only. Where it has no effect, the cell is the one without it.
     return [
-        make(cell.row, cell.place, cell.seed, found) if found else cell for cell, found in zip(made, idle, strict=True)
+        make(cell.row, cell.condition, cell.seed, found) if found else cell
+        for cell, found in zip(made, idle, strict=True)
     ]
 
 
 def _idle_words(experiment: Experiment | None) -> dict[str, str]:
-    """The words that have no effect on an experiment, and why."""
+    """The user's settings that have no effect on an experiment, and why."""
     if experiment is None:
         return {}
     origin, idle = experiment.origin or {}, effects.idle(_with_model(experiment))
@@ -297,7 +301,7 @@ def _idle_words(experiment: Experiment | None) -> dict[str, str]:
 
 
 def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequence[Mapping[str, str]]) -> None:
-    """A word without effect in all cells that it is for is an error before the first, and not a failure of each."""
+    """A setting without effect in all its cells is one error before the first cell, not a failure of each."""
     for name, mine in words.items():
         for key, value in mine.items():
             reasons = [
@@ -310,7 +314,7 @@ def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequ
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:
-    """A misspelt word is told before the first cell, and not recorded as a failure of each."""
+    """A misspelt name is one error before the first cell, not a failure of each."""
     for engine in dict.fromkeys(e.engine for e in experiments):
         engines.check(engine)
     for model in dict.fromkeys(e.model for e in experiments):
@@ -332,7 +336,7 @@ def _is_here(method: str) -> bool:
 def _cell(
     target: Target,
     row: Row,
-    place: Place,
+    condition: Condition,
     seed: int,
     tuned: Sequence[Mapping[str, Any]],
     words: Settings,
@@ -340,41 +344,40 @@ def _cell(
 ) -> Cell:
     values: Settings = {
         "method.name": row.name,  # first: what follows may be fields of it
-        **_common(place.dataset),
+        **_common(condition.dataset),
         **row.settings,
-        **row.datasets.get(place.dataset, {}),
+        **row.datasets.get(condition.dataset, {}),
         **target.settings,
-        **best_settings(tuned, row.name, place),
-        "dataset": place.dataset,
-        "partition.alpha": place.alpha,
+        **best_settings(tuned, row.name, condition),
+        "dataset": condition.dataset,
+        "partition.alpha": condition.alpha,
         "seed": seed,
-        **({target.vary: place.value} if place.value is not None else {}),
+        **({target.vary: condition.value} if condition.value is not None else {}),
         **words,
     }
     if not here:
         settings = {key: value for key, value in values.items() if key not in ELSEWHERE}
         problem = f"method {values['method.name']!r} is not known here"
-        return Cell(row, place, seed, settings, None, target.keeps, problem)
+        return Cell(row, condition, seed, settings, None, target.keeps, problem)
     asked = dict.fromkeys((*target.settings, "partition.alpha", *([target.vary] if target.vary else [])), target.name)
     experiment = Experiment.from_dict(nested(values)).set_by(asked | dict.fromkeys(words, WORD))
-    return Cell(row, place, seed, settings_of(experiment), experiment, target.keeps)
+    return Cell(row, condition, seed, settings_of(experiment), experiment, target.keeps)
 
 
-def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, place: Place) -> Settings:
-    """Tuned for the row on the dataset: at this α if there is such, else at any."""
-    fitting = [t for t in tuned if t["method"] == row and t["dataset"] == place.dataset]
-    exact = [t for t in fitting if t["alpha"] == place.alpha]
+def best_settings(tuned: Iterable[Mapping[str, Any]], row: str, condition: Condition) -> Settings:
+    """The tuned settings of a row on a dataset: for this α if there are any, else for another."""
+    fitting = [t for t in tuned if t["method"] == row and t["dataset"] == condition.dataset]
+    exact = [t for t in fitting if t["alpha"] == condition.alpha]
     return flat((exact or fitting or [{"settings": {}}])[-1]["settings"])
 
 
 def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
-    """The words for all rows, under the empty name, and those for one alone, ``NAME.FIELD=value``: the method's field,
-    or the experiment's."""
+    """The settings for all rows, under the empty name, and those for one row only, ``NAME.KEY=value``."""
     given = parse(words, example="epochs=1 or fedprox.strength=1")
     labels = {row.name: str(row.settings["method.name"]) for row in rows}
     shared, own = addressed(given, labels, KEYS, row_names())
-    if strange := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
-        raise ConfigError(strange[0], "all rows of a table are on the same partitions", "Set it for all of them")
+    if partitioned := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
+        raise ConfigError(partitioned[0], "all rows of a table are on the same partitions", "Set it for all of them")
     for key in (key for mine in (shared, *own.values()) for key in mine):
         if key in FIXED:
             raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
@@ -383,11 +386,11 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     return {"": dict(shared), **{name: dict(mine) for name, mine in own.items()}}
 
 
-# ---- what makes two cells the same
+# ---- the identity of a cell
 
 
 def settings_of(experiment: Experiment) -> Settings:
-    """All that decides the result, the same on every machine: of a user's own file its name and its content."""
+    """All that decides the result, the same on every machine: a user's file by its name and its content."""
     plain = flat(_with_model(experiment).to_dict())
     settings = {key: value for key, value in plain.items() if key not in ELSEWHERE}
     digests = sources.contents(experiment)
@@ -399,7 +402,7 @@ def settings_of(experiment: Experiment) -> Settings:
 
 
 def _with_model(experiment: Experiment) -> Experiment:
-    """With the network that ``auto`` comes to, where the dataset is a known one."""
+    """With the network that ``auto`` means, if the dataset is a known one."""
     shape = shapes().get(experiment.dataset)
     if experiment.model != "auto" or not shape:
         return experiment
@@ -407,7 +410,7 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """The same for settings that were recorded before a field was added, if they are at what is now its default."""
+    """A digest. A key that was added later counts with its default, so older records keep their digest."""
     usual = defaults(str(settings["method.name"]))
     whole = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
@@ -421,7 +424,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
-    """Those that are not on this machine, and how to get them; a name that means nothing is an error."""
+    """The datasets that are not on this machine, and how to get them; an unknown name is an error."""
     states = {state.name: state for state in catalogue.status(catalogue.data_root(root or None))}
     found: dict[str, str] = {}
     for name in dict.fromkeys(datasets):

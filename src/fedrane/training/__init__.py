@@ -1,1 +1,1 @@
-"""A run: how it is set up, its rounds, its results, and how it goes on after a stop."""
+"""Training: the loop, what it writes, and how it goes on."""

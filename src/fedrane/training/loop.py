@@ -21,12 +21,12 @@ from fedrane.errors import Diverged
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
-from fedrane.folder import CALIBRATION, SUMMARY, Checkpoint, Folder
-from fedrane.predictor import Inputs
 from fedrane.task import State
 from fedrane.threads import limited
 from fedrane.training.callbacks import Callback
+from fedrane.training.predictor import Inputs
 from fedrane.training.result import Result, last_round, stalled
+from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
 from fedrane.training.saved import read_calibration
 from fedrane.training.setup import algorithm_at
 

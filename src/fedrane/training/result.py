@@ -11,7 +11,7 @@ from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
-from fedrane.predictor import Models
+from fedrane.training.predictor import Models
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,10 +15,10 @@ from fedrane.errors import CheckpointError, ConfigError
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
-from fedrane.folder import CONFIG, FACTS, PARTITION, Checkpoint, Folder, empty_dicts
 from fedrane.settings import dotted
 from fedrane.task import State, Task
 from fedrane.training.result import last_round, stalled
+from fedrane.training.run_folder import CONFIG, METADATA, PARTITION, Checkpoint, Folder, empty_dicts
 from fedrane.training.setup import Network, Source
 
 OLDER = "Going on from an older checkpoint."
@@ -89,7 +89,7 @@ class RecordedInputs:
             "network": "the network",
             "weights": "the first weights of the network",
         }
-        self._facts = folder.read_facts()
+        self._facts = folder.read_metadata()
         self._then = own_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""
@@ -126,7 +126,7 @@ class RecordedInputs:
             "accepted": accepted,
             "deviations": [*dict.fromkeys([*self._facts.get("deviations", []), *deviations])],
         }
-        self.folder.write_json(FACTS, self._facts | facts | known)
+        self.folder.write_json(METADATA, self._facts | facts | known)
 
 
 def replanned(before: Experiment, now: Experiment, history: Sequence[Metrics]) -> str:

@@ -10,17 +10,17 @@ import numpy as np
 from fedrane import own_code, sources
 from fedrane.calibration import Calibration
 from fedrane.errors import CheckpointError
-from fedrane.folder import CALIBRATION, FACTS, Checkpoint, Folder
-from fedrane.predictor import Inputs, Models
 from fedrane.task import Task
+from fedrane.training.predictor import Inputs, Models
+from fedrane.training.run_folder import CALIBRATION, METADATA, Checkpoint, Folder
 from fedrane.training.setup import Network, algorithm_at, at_rest, make_task
 
 
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
     """Without ``clients`` their states are not read: the global model alone may be asked for then."""
     folder.require_run()
-    facts = folder.read_facts()
-    inputs = Inputs.from_dict(facts["inputs"], folder.path / FACTS)
+    facts = folder.read_metadata()
+    inputs = Inputs.from_dict(facts["inputs"], folder.path / METADATA)
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)

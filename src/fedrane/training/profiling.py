@@ -1,4 +1,4 @@
-"""Where a round's time goes: one round is traced, written for Perfetto, and summed up."""
+"""Traces one round, writes the trace for Perfetto, and sums up where the time went."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fedrane.training.callbacks import Callback
 from fedrane.training.loop import PHASES
 from fedrane.training.result import Result
 
-TOP = 12
+MAX_OPERATIONS = 12
+"""In the summary, the slowest first."""
 
 
 class Part(NamedTuple):
@@ -69,4 +70,4 @@ class Profiler(Callback):
             for e in events
             if e.key not in PHASES
         ]
-        self.operations = sorted(parts, key=lambda part: -part.seconds)[:TOP]
+        self.operations = sorted(parts, key=lambda part: -part.seconds)[:MAX_OPERATIONS]

@@ -1,8 +1,8 @@
-"""Results as small text files: one line of JSON a finished cell, so that machines and days add up.
+"""Results as small text files, one JSON line for each finished cell. Results of several machines can be merged.
 
-There is a file for each dataset. Whoever adds a line holds the folder's lock and puts the whole file in place in one
-rename: two processes cannot lose each other's lines, and no moment of death leaves half of one. Lines with the same
-settings are one cell, of which the better is kept: a finished one rather than a failed one, then the later one.
+There is a file for each dataset. A writer holds the folder's lock and replaces the whole file in one rename: processes
+cannot lose each other's lines, and a kill never leaves half a line. Lines with the same settings are the same cell;
+the better one is kept: a finished one rather than a failed one, then the later one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ except ImportError:  # not a Unix: nothing is locked there
 Record = dict[str, Any]
 DONE, FAILED = "done", "failed"
 NEEDED = {DONE: frozenset({"kept"}), FAILED: frozenset({"word", "reason"})}
-"""What a record must tell beside its settings."""
+"""The entries that a record must have beside its settings."""
 
 
-class Store:
+class ResultStore:
     """All results in a folder."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,7 +45,7 @@ class Store:
         return found
 
     def add(self, record: Record) -> None:
-        """Write a cell's record down, unless a better one is there already."""
+        """Write a cell's record, unless a better one is there already."""
         path = self.folder / f"{file_name(record)}.jsonl"
         key = key_of(record["settings"])
         with self._locked():
@@ -68,7 +68,7 @@ class Store:
 
 @contextmanager
 def lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold a file's lock, which the system takes back when the process dies; gives whether it is ours."""
+    """Hold a file's lock, and yield whether we have it. The system releases it when the process dies."""
     if fcntl is None:
         yield True
         return
@@ -85,7 +85,7 @@ def lock(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def file_name(record: Record) -> str:
-    """Of the file that a record belongs to: its dataset's, one's own by the name of its file."""
+    """The name of the file of a record: its dataset's, or the name of the user's file."""
     return re.sub(r"[^\w.+-]+", "-", Path(record["settings"]["dataset"]).stem).strip("-.") or "data"
 
 
@@ -101,7 +101,7 @@ def _better(old: Record | None, new: Record) -> Record:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Each line as it stands and as it is read."""
+    """Each line, as text and parsed."""
     if not path.is_file() or not path.stat().st_size:
         return
     for number, line in enumerate(path.read_bytes().rstrip(b"\n").split(b"\n"), 1):
@@ -119,6 +119,6 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
                 raise ValueError(f"it lacks {', '.join(missing)}")
         except ValueError as error:
             raise FileError(
-                f"{path}, line {number}, is no result", str(error), "Mend or remove the line, then start again"
+                f"{path}, line {number}, is no result", str(error), "Fix or remove the line, then start again"
             ) from error
         yield text, record

@@ -1,4 +1,4 @@
-"""Trained models outside of training: plain modules that take rows as they are stored and give class scores."""
+"""Trained models as plain modules: from inputs as they are stored to class scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedrane.task import Context, Model, State, Task
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model must know of the dataset it was trained on."""
+    """What a model must know about the dataset it was trained on."""
 
     shape: tuple[int, ...]
     classes: tuple[str, ...]
@@ -36,7 +36,7 @@ class Inputs:
 
     @property
     def images(self) -> bool:
-        """Bytes (channels, height, width); else a row of a table, so many numbers."""
+        """Images are bytes (channels, height, width); other inputs are rows of a table of numbers."""
         return len(self.shape) == 3
 
     @classmethod
@@ -57,15 +57,15 @@ class Inputs:
 
 
 class Predictor(nn.Module):
-    """A trained model as a plain module: rows as they are stored to class scores.
+    """A trained model as a plain module: from inputs as they are stored to class scores.
 
     Images are bytes (``uint8``) 0 … 255, or floating-point fractions 0 … 1; table rows are numbers as in the table.
     Anything else is an error. The parameters are a copy: they may be moved, saved, or trained further.
     """
 
     check_values: bool = True
-    """Look at the values of each batch: fractions in [0, 1], no NaN. On a GPU this waits for them; set it to False
-    where that costs too much, or under ``vmap``. Calls that are compiled, exported or captured leave it out."""
+    """Check the values of each batch: fractions in [0, 1], no NaN. On a GPU this synchronises; set it to False if that
+    is too slow, or under ``vmap``. Calls that are compiled, exported or captured are not checked."""
 
     def __init__(
         self, task: Task, algorithm: Algorithm, model: Model, inputs: Inputs, calibration: Calibration | None = None
@@ -75,15 +75,15 @@ class Predictor(nn.Module):
         values = {**model.params, **model.stats}
         held = {name.partition(".")[0] for name in values}
         missing = {name for name, part in task.parts.items() if name not in held and list(part.parameters())}
-        # A branch that the model does not have must not be taken for one that it has.
+        # A branch that this model does not have must not keep the task's initial parameters.
         kept = {name: copy.deepcopy(part) for name, part in task.parts.items() if name not in missing}
         self.parts = nn.ModuleDict(kept)
         loaded = self.parts.load_state_dict({name: value.clone() for name, value in values.items()}, strict=False)
-        lacking = set(loaded.missing_keys) & {name for name, _ in self.parts.named_parameters()}
-        if odd := sorted({*lacking, *loaded.unexpected_keys}):
-            whose = "network" if odd[0] in lacking else "trained model"
+        missing_keys = set(loaded.missing_keys) & {name for name, _ in self.parts.named_parameters()}
+        if wrong := sorted({*missing_keys, *loaded.unexpected_keys}):
+            owner = "network" if wrong[0] in missing_keys else "trained model"
             raise CheckpointError(
-                f"the {whose} alone has {odd[0]}", "the network is not the one that was trained", "Give that one"
+                f"only the {owner} has {wrong[0]}", "the network is not the one that was trained", "Give that one"
             )
         normaliser = Normaliser.from_constants(inputs.mean, inputs.std, inputs.images, task.dtype, task.device)
         self.register_buffer("scale", normaliser.scale)
@@ -92,7 +92,7 @@ class Predictor(nn.Module):
 
     @property
     def temperature(self) -> float | None:
-        """By which scores are divided before they become probabilities; None where it is not known."""
+        """Scores are divided by it before the softmax; None if the model is not calibrated."""
         return self.calibration.temperature if self.calibration else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Predictor(nn.Module):
         return self._algorithm.predict(self._task, model, normalise(rows), live)
 
     def predict_proba(self, x: Tensor) -> Tensor:
-        """The probability of each class; only of a calibrated model."""
+        """The probability of each class; an error if the model is not calibrated."""
         if self.temperature is None:
             raise ConfigError(
                 "this model's scores are not calibrated",
@@ -114,7 +114,7 @@ class Predictor(nn.Module):
         return (scores / self.temperature).softmax(1)
 
     def _as_stored(self, x: Tensor) -> Tensor:
-        """Pixels 0 … 255, or a table's numbers; an error for what does not look like what the model was trained on."""
+        """Pixels 0 … 255, or a table's numbers; an error for inputs unlike those the model was trained on."""
         if not isinstance(x, Tensor):
             raise DataError(f"the input is a {type(x).__name__}", "a model takes tensors", "Use torch.as_tensor(x)")
         self._check_shape(tuple(x.shape))
@@ -161,9 +161,9 @@ class Predictor(nn.Module):
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """The smallest and the largest value, both NaN if there is one; the host waits for them once."""
-    wide = x.detach() if x.dtype not in (torch.bool, torch.float16, torch.bfloat16) else x.detach().float()
-    low, high = torch.stack(torch.aminmax(wide)).tolist()
+    """The smallest and the largest value, both NaN if there is one, with one synchronisation."""
+    comparable = x.detach() if x.dtype not in (torch.bool, torch.float16, torch.bfloat16) else x.detach().float()
+    low, high = torch.stack(torch.aminmax(comparable)).tolist()
     return low, high
 
 
@@ -179,10 +179,10 @@ class Models:
     server: State
     owns: Mapping[int, State]
     labels: NDArray[np.int64]
-    """Training rows of each client (row) and class (column)."""
+    """Training examples of each client (row) and class (column)."""
     round: int
     calibration: Mapping[str, Calibration]
-    """Of the global and of the personal models; empty before a run has finished."""
+    """Of the global and of the personal models; empty until the run has finished."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.experiment.method_name}, {self.population} clients, round {self.round}>"
@@ -198,7 +198,7 @@ class Models:
         return self._predictor(self.algorithm.global_model(self.task, self.server), GLOBAL)
 
     def personal(self, client: int) -> Predictor:
-        """The model of one client; one that never took part answers with what it would start from."""
+        """The model of one client; if it never took part, the model it would start from."""
         self._require(PERSONAL)
         if self.experiment.engine in DEPLOYED:
             raise ConfigError(
@@ -224,12 +224,12 @@ class Models:
 
 
 def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The rows of an image or an .npz file (its ``x``), as the model takes them, each with a name.
+    """The inputs in an image or an .npz file (its ``x``), each with a name.
 
-    ``image_size`` is what images were resized to for training, 0 if they were not.
+    ``image_size`` is the side that images were resized to for training, 0 if they were not.
     """
     if path.is_dir():
-        raise DataError(f"{path} is a folder", "rows come from files", f"Name its files: {path}/*")
+        raise DataError(f"{path} is a folder", "inputs come from files", f"Name its files: {path}/*")
     if path.suffix == ".npz":
         x = own.read_inputs(path)
         names = [f"{path}[{i}]" for i in range(len(x))]
@@ -239,19 +239,19 @@ def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[t
         x, names = own.read_image(path, shape, image_size)[np.newaxis], [str(path)]
     if x.shape[1:] != shape:
         remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
-        raise DataError(f"{path} holds rows of shape {x.shape[1:]}", f"the model was trained on {shape}", remedy)
+        raise DataError(f"{path} holds inputs of shape {x.shape[1:]}", f"the model was trained on {shape}", remedy)
     yield from zip(names, x, strict=True)
 
 
 @torch.no_grad()
-def answer(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
-    """The class of each row, with its probability, or where the model is not calibrated, its score.
+def predict(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
+    """The class of each input, with its probability, or its score if the model is not calibrated.
 
-    ``batch`` rows at a time, on which an answer depends if norm=batch.
+    Inputs are passed in batches of ``batch``: with norm=batch a prediction depends on its batch.
     """
-    measure, judge = ("score", model) if model.temperature is None else ("probability", model.predict_proba)
+    measure, scores_of = ("score", model) if model.temperature is None else ("probability", model.predict_proba)
     for begin in range(0, len(rows), batch):
         names, values = zip(*rows[begin : begin + batch], strict=True)
-        for name, sure in zip(names, judge(torch.tensor(np.stack(values))), strict=True):
-            best = int(sure.argmax())
-            yield {"input": name, "class": model.inputs.classes[best], measure: float(sure[best])}
+        for name, scores in zip(names, scores_of(torch.tensor(np.stack(values))), strict=True):
+            best = int(scores.argmax())
+            yield {"input": name, "class": model.inputs.classes[best], measure: float(scores[best])}

@@ -1,63 +1,33 @@
-"""What a run shows while it goes: a live display in a terminal, plain lines elsewhere, JSON for machines."""
+"""What a run prints while it trains: a progress bar in a terminal, plain lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fedrane import effects, extras
+from fedrane import extras
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.data.partition import Partitioning
+from fedrane.cli.console import write_line
+from fedrane.effects import uses_alpha
 from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.federation import Federation
 from fedrane.files import clear_errors
-from fedrane.profile import Profiler
+from fedrane.report.style import clock, count, describe_round, percent, speed
 from fedrane.training.callbacks import Callback
 from fedrane.training.result import Result
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def describe_round(record: Metrics) -> str:
-    parts = [
-        f"{whose} {percent(record[f'{whose}/accuracy'])}"
-        for whose in (GLOBAL, PERSONAL)
-        if f"{whose}/accuracy" in record
-    ]
-    if record.get("train/loss") is not None:
-        parts.append(f"loss {record['train/loss']:.4f}")
-    parts.append(speed(record))
-    if record["lost"]:
-        parts.append(f"{len(record['lost'])} lost")
-    return "  ".join(parts)
-
-
-def speed(record: Metrics) -> str:
-    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "nobody answered"
-
-
-def plain_table(*columns: str) -> Table:
-    """A table whose cells can be copied: nothing is cut, what is too long goes on in the next line."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 class Messages(Callback):
-    """Only what the user should know."""
+    """Prints messages only."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.console, self.label = console, label
@@ -67,7 +37,7 @@ class Messages(Callback):
 
 
 class Lines(Messages):
-    """One plain line a round."""
+    """One plain line for each round."""
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
         self.total, self.began, self.before = total, time.perf_counter(), len(history)
@@ -84,7 +54,7 @@ class Lines(Messages):
 
 
 class Live(Messages):
-    """A bar with the accuracies, the speed and the time left."""
+    """A progress bar with the accuracies, the speed and the time left."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         super().__init__(console, label)
@@ -115,23 +85,23 @@ class Live(Messages):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was, also after an error."""
+        """Restore the terminal, also after an error."""
         if hasattr(self, "progress"):
             self.progress.stop()
 
 
 class JsonLines(Callback):
-    """Each record as one line on standard output, and the summary as the last."""
+    """One JSON object per line: each round's record, and at the end the summary."""
 
-    def __init__(self, write: Any, who: Mapping[str, str] = {}) -> None:
+    def __init__(self, write: Any, fields: Mapping[str, str] = {}) -> None:
         self.write = write
-        self.who: dict[str, Any] = dict(who)
+        self.fields: dict[str, Any] = dict(fields)
 
     def begin(self, experiment: Experiment, federation: Federation, history: Sequence[Metrics], total: int) -> None:
-        self.who |= {"method": experiment.method_name, "seed": experiment.seed}
+        self.fields |= {"method": experiment.method_name, "seed": experiment.seed}
 
     def round(self, record: Metrics) -> None:
-        self.write(json.dumps({"event": "round", **self.who, **record}) + "\n")
+        self.write(json.dumps({"event": "round", **self.fields, **record}) + "\n")
 
     def message(self, text: str) -> None:
         self.write(json.dumps({"event": "message", "text": text}) + "\n")
@@ -139,7 +109,7 @@ class JsonLines(Callback):
     def end(self, result: Result) -> None:
         folder = str(result.folder) if result.folder else None
         self.write(
-            json.dumps({"event": "end", "finished": result.finished, "folder": folder, **self.who, **result.summary})
+            json.dumps({"event": "end", "finished": result.finished, "folder": folder, **self.fields, **result.summary})
             + "\n"
         )
 
@@ -169,37 +139,34 @@ class TensorBoard(Callback):
         self.writer.close()
 
 
-def profile_table(profiler: Profiler) -> Table:
-    """The parts of the traced round, then its operations, the dearest first."""
-    table = plain_table("part of the round", "seconds", "calls")
-    for number, parts in enumerate((profiler.phases, profiler.operations)):
-        if number:
-            table.add_section()
-        for part in parts:
-            name = part.name if len(part.name) <= 60 else part.name[:57] + "…"
-            table.add_row(escape(name), f"{part.seconds:.4f}", str(part.calls))
-    return table
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def headline(experiment: Experiment, federation: Federation) -> str:
     e, rows = experiment, sum(len(r) for r in federation.split.train)
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
     return (
         f"[bold]{escape(e.method_name)}[/] on {escape(e.dataset)}: {e.clients} clients ({e.partition.kind}{alpha}, "
-        f"{rows:,} training rows), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
+        f"{rows:,} training examples), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
         f"lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
     )
 
 
-def uses_alpha(how: Partitioning) -> bool:
-    return not how.file and how.kind in effects.ALPHA
+@contextmanager
+def watching(
+    console: Console, as_json: bool, quiet: bool, board: Path | None, label: str = "", fields: Mapping[str, str] = {}
+) -> Iterator[list[Callback]]:
+    """The callbacks that print a run. ``label`` precedes its lines; ``fields`` are added to its JSON objects."""
+    watch: list[Callback] = [TensorBoard(board)] if board else []
+    live: Live | None = None
+    if as_json:
+        watch.append(JsonLines(write_line, fields))
+    elif quiet:
+        watch.append(Messages(console))
+    elif console.is_terminal:
+        live = Live(console, label)
+        watch.append(live)
+    else:
+        watch.append(Lines(console, label))
+    try:
+        yield watch
+    finally:
+        if live:
+            live.close()

@@ -1,4 +1,4 @@
-"""Tables of what came out beside what the paper says: for the terminal, as Markdown, CSV and LaTeX."""
+"""Tables of our results beside the paper's: for the terminal, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -15,23 +15,33 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.display import count
-from fedrane.reproduce.store import DONE, FAILED, Record
+from fedrane.report.style import count
+from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.reproduce.sweep import Sweep
-from fedrane.reproduce.targets import COMPARISON, Cell, Choice, Place, Row, Target, in_paper, places_of, rows_of
+from fedrane.reproduce.targets import (
+    COMPARISON,
+    Cell,
+    Condition,
+    Row,
+    Selection,
+    Target,
+    conditions_of,
+    in_paper,
+    rows_of,
+)
 
 BEST, LAST = "best", "last"
 BOLD, UNDERLINE = "bold", "underline"
-NO_ANSWER = "–"
+NO_MODEL = "–"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a record."""
+    """A number of a record."""
 
     title: str
     read: Callable[[Record, str], float | None]
-    """Of the best or the last round, where that makes a difference."""
+    """Of the best or the last round, if it depends on the round."""
     percent: bool = True
     highest: bool = True
     """Whether more is better."""
@@ -47,7 +57,7 @@ def _accuracy(whose: str, name: str) -> Callable[[Record, str], float | None]:
 
 MEASURES = {
     GLOBAL: Measure("G-FL: the global model on the official test set", _accuracy(GLOBAL, "accuracy")),
-    PERSONAL: Measure("P-FL: each client's model on its own test rows", _accuracy(PERSONAL, "accuracy")),
+    PERSONAL: Measure("P-FL: each client's model on its own test examples", _accuracy(PERSONAL, "accuracy")),
     "global-minority": Measure(
         "The global model on each client's minority classes", _accuracy(GLOBAL, "minority_accuracy")
     ),
@@ -75,13 +85,13 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One place of a table: a value a seed, what is lacking, and the paper's figure."""
+    """One entry of a table: a value for each seed, what is missing, and the paper's value."""
 
     values: tuple[float, ...]
     done: int
     wanted: int
     trouble: str = ""
-    """One word, where some seeds have failed."""
+    """One word, if some seeds failed."""
     paper: float | None = None
 
     @property
@@ -98,18 +108,18 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
-    """A measure of all rows at all places."""
+class ResultTable:
+    """One measure of all rows under all conditions."""
 
     target: Target
     measure: str
     which: str
     rows: Sequence[Row]
-    places: Sequence[Place]
-    entries: Mapping[tuple[str, Place], Entry]
+    conditions: Sequence[Condition]
+    entries: Mapping[tuple[str, Condition], Entry]
     notes: Sequence[str]
     extent: str
-    """How many rounds its cells have, and seeds those of them that have most."""
+    """The number of rounds, and of seeds."""
 
     @property
     def how(self) -> Measure:
@@ -119,44 +129,44 @@ class Sheet:
     def title(self) -> str:
         return f"{self.target.title} – {self.how.title}" + (f", {self.which} round" if self.how.percent else "")
 
-    def entry(self, row: Row, place: Place) -> Entry:
-        return self.entries[row.name, place]
+    def entry(self, row: Row, condition: Condition) -> Entry:
+        return self.entries[row.name, condition]
 
     @cached_property
-    def marks(self) -> dict[tuple[str, Place], str]:
-        """The best of each place bold; of the others the best comparison method underlined."""
-        made: dict[tuple[str, Place], str] = {}
-        for place in self.places:
-            means = {row.name: self._rank(self.entry(row, place).mean) for row in self.rows}
+    def marks(self) -> dict[tuple[str, Condition], str]:
+        """For each condition: the best is bold, the best comparison method after it is underlined."""
+        made: dict[tuple[str, Condition], str] = {}
+        for condition in self.conditions:
+            means = {row.name: self._rank(self.entry(row, condition).mean) for row in self.rows}
             rivals = {row.name for row in self.rows if row.group == COMPARISON}
-            made |= {(name, place): mark for name, mark in mark_best(means, rivals).items()}
+            made |= {(name, condition): mark for name, mark in mark_best(means, rivals).items()}
         return made
 
     def _rank(self, mean: float | None) -> float | None:
         if mean is None:
             return None
-        shown = round(mean, 4 if self.how.percent else 3)  # what reads the same is the same
+        shown = round(mean, 4 if self.how.percent else 3)  # equal as printed is equal
         return shown if self.how.highest else -shown
 
-    def groups(self) -> list[tuple[str, list[Place]]]:
-        """Places by dataset, to be shown one below the other: side by side they are too wide to read."""
-        names = dict.fromkeys(place.dataset for place in self.places)
-        return [(name, [place for place in self.places if place.dataset == name]) for name in names]
+    def groups(self) -> list[tuple[str, list[Condition]]]:
+        """Conditions by dataset, to be shown one below the other: side by side they are too wide."""
+        names = dict.fromkeys(condition.dataset for condition in self.conditions)
+        return [(name, [condition for condition in self.conditions if condition.dataset == name]) for name in names]
 
-    def heading(self, place: Place) -> str:
-        varies = "" if place.value is None else f"{self.target.label} {place.value:g}"
-        alphas = {p.alpha for p in self.places}
-        return ", ".join(filter(None, (f"α {place.alpha:g}" if not varies or len(alphas) > 1 else "", varies)))
+    def heading(self, condition: Condition) -> str:
+        varies = "" if condition.value is None else f"{self.target.label} {condition.value:g}"
+        alphas = {p.alpha for p in self.conditions}
+        return ", ".join(filter(None, (f"α {condition.alpha:g}" if not varies or len(alphas) > 1 else "", varies)))
 
     def ours(self, entry: Entry) -> str:
-        """The mean with its spread; a dash where the method has no such answer; nothing where nothing was run."""
+        """The mean with its deviation; a dash if the method has no such model; empty if nothing was run."""
         if entry.mean is None:
-            return entry.trouble or (NO_ANSWER if entry.done else "")
+            return entry.trouble or (NO_MODEL if entry.done else "")
         spread = "" if entry.deviation is None else f" ± {self.how.text(entry.deviation)}"
-        return self.how.text(entry.mean) + spread + self.lacking(entry)
+        return self.how.text(entry.mean) + spread + self.missing_seeds(entry)
 
-    def lacking(self, entry: Entry) -> str:
-        """Said of what has fewer seeds than the others; what all lack is said in the caption."""
+    def missing_seeds(self, entry: Entry) -> str:
+        """For an entry with fewer seeds than the others; what all entries miss is in the caption."""
         most = max(other.done for other in self.entries.values())
         return "" if entry.done == most else f" ({entry.done} of {entry.wanted} seeds)"
 
@@ -164,8 +174,8 @@ class Sheet:
         paper = "" if entry.paper is None else self.how.text(entry.paper)
         return paper, "" if entry.difference is None else self.how.text(entry.difference, signed=True)
 
-    def has_paper(self, places: Sequence[Place]) -> bool:
-        return any(self.entry(row, place).paper is not None for row in self.rows for place in places)
+    def has_paper(self, conditions: Sequence[Condition]) -> bool:
+        return any(self.entry(row, condition).paper is not None for row in self.rows for condition in conditions)
 
     def has_anything(self) -> bool:
         return any(entry.values or entry.trouble for entry in self.entries.values())
@@ -174,13 +184,13 @@ class Sheet:
     def caption(self) -> str:
         unit = "accuracy in %" if self.how.percent else self.how.title.lower()
         mean = ", mean ± standard deviation" if any(e.deviation is not None for e in self.entries.values()) else ""
-        beside = ", beside the paper's and the difference to it" if self.has_paper(self.places) else ""
+        beside = ", beside the paper's and the difference to it" if self.has_paper(self.conditions) else ""
         marks = "; bold: best; underlined: the best comparison method after it" if self.marks else ""
         return f"{unit}{mean}, {self.extent}{beside}{marks}"
 
 
 def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, str]:
-    """Bold for the best of several, underlined for the best of the rivals that are not bold.
+    """Bold for the best, underlined for the best of the rivals that are not bold.
 
     >>> mark_best({"fedavg": 0.8, "moon": 0.9, "fedrane": 0.95}, {"fedavg", "moon"})
     {'fedrane': 'bold', 'moon': 'underline'}
@@ -198,46 +208,48 @@ def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, 
 # ---- from results
 
 
-def sheets(target: Target, choice: Choice, sweep: Sweep, which: Sequence[str] = (BEST, LAST)) -> list[Sheet]:
-    """All measures of a target; those that do not depend on the round, once."""
-    rows, places = rows_of(target, choice.methods), places_of(target, choice)
-    at: dict[tuple[str, Place], list[Cell]] = {}
+def result_tables(
+    target: Target, selection: Selection, sweep: Sweep, which: Sequence[str] = (BEST, LAST)
+) -> list[ResultTable]:
+    """The tables of all measures of a target; those that do not depend on the round, once."""
+    rows, conditions = rows_of(target, selection.methods), conditions_of(target, selection)
+    at: dict[tuple[str, Condition], list[Cell]] = {}
     for cell in sweep.cells:
-        at.setdefault((cell.row.name, cell.place), []).append(cell)
+        at.setdefault((cell.row.name, cell.condition), []).append(cell)
     notes, extent = trouble(sweep), _extent(list(at.values()), sweep)
     made = []
     for measure in target.measures:
         for one in which if MEASURES[measure].percent else which[:1]:
             entries = {
-                (row.name, place): _entry(measure, one, place, at.get((row.name, place), []), sweep)
+                (row.name, condition): _entry(measure, one, condition, at.get((row.name, condition), []), sweep)
                 for row in rows
-                for place in places
+                for condition in conditions
             }
-            made.append(Sheet(target, measure, one, rows, places, entries, notes, extent))
+            made.append(ResultTable(target, measure, one, rows, conditions, entries, notes, extent))
     return made
 
 
-def _extent(places: Sequence[Sequence[Cell]], sweep: Sweep) -> str:
+def _extent(conditions: Sequence[Sequence[Cell]], sweep: Sweep) -> str:
     rounds = sorted({cell.experiment.rounds for cell in sweep.cells if cell.experiment})
-    told = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
-    done = max((sum(sweep.status(cell) == DONE for cell in cells) for cells in places), default=0)
-    wanted = max(map(len, places), default=0)
+    span = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else "".join(count(r, "round") for r in rounds)
+    done = max((sum(sweep.status(cell) == DONE for cell in cells) for cells in conditions), default=0)
+    wanted = max(map(len, conditions), default=0)
     seeds = count(wanted, "seed")
-    return ", ".join(filter(None, (told, f"{done} of {seeds}" if 0 < done < wanted else seeds)))
+    return ", ".join(filter(None, (span, f"{done} of {seeds}" if 0 < done < wanted else seeds)))
 
 
-def _entry(measure: str, which: str, place: Place, cells: Sequence[Cell], sweep: Sweep) -> Entry:
+def _entry(measure: str, which: str, condition: Condition, cells: Sequence[Cell], sweep: Sweep) -> Entry:
     done = [sweep.records[cell.key] for cell in cells if sweep.status(cell) == DONE]
     read = MEASURES[measure].read
     values = tuple(value for record in done if (value := read(record, which)) is not None)
     words = {sweep.records[c.key]["word"] for c in cells if sweep.status(c) == FAILED}
     words |= {"unknown" for c in cells if c.experiment is None}
-    paper = in_paper(measure, cells[0].row.name, place) if cells else None
+    paper = in_paper(measure, cells[0].row.name, condition) if cells else None
     return Entry(values, len(done), len(cells), " ".join(sorted(words)), paper)
 
 
 def trouble(sweep: Sweep) -> list[str]:
-    """What went wrong, each reason once with the cells it befell."""
+    """What went wrong: each reason once, with its cells."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for cell in sweep.cells:
         if reason := sweep.reason(cell):
@@ -245,81 +257,81 @@ def trouble(sweep: Sweep) -> list[str]:
     return [f"{title} [{_few(where)}]: {reason}" for (title, reason), where in reasons.items()]
 
 
-def _few(places: Sequence[str]) -> str:
-    return places[0] + (f", and {len(places) - 1} more" if len(places) > 1 else "")
+def _few(where: Sequence[str]) -> str:
+    return where[0] + (f", and {len(where) - 1} more" if len(where) > 1 else "")
 
 
 # ---- for the terminal and as Markdown
 
 
-def _columns(sheet: Sheet, places: Sequence[Place]) -> list[str]:
-    beside = ["paper", "diff."] if sheet.has_paper(places) else []
-    return ["method", *(head for place in places for head in (sheet.heading(place), *beside))]
+def _columns(table: ResultTable, conditions: Sequence[Condition]) -> list[str]:
+    beside = ["paper", "diff."] if table.has_paper(conditions) else []
+    return ["method", *(head for condition in conditions for head in (table.heading(condition), *beside))]
 
 
-def _lines(sheet: Sheet, places: Sequence[Place], mark: Callable[[str, str], str]) -> Iterator[list[str]]:
-    beside = sheet.has_paper(places)
-    for row in sheet.rows:
+def _lines(table: ResultTable, conditions: Sequence[Condition], mark: Callable[[str, str], str]) -> Iterator[list[str]]:
+    beside = table.has_paper(conditions)
+    for row in table.rows:
         line = [row.title]
-        for place in places:
-            entry = sheet.entry(row, place)
-            line.append(mark(sheet.ours(entry), sheet.marks.get((row.name, place), "")))
-            line += sheet.theirs(entry) if beside else ()
+        for condition in conditions:
+            entry = table.entry(row, condition)
+            line.append(mark(table.ours(entry), table.marks.get((row.name, condition), "")))
+            line += table.theirs(entry) if beside else ()
         yield line
 
 
-def terminal(sheet: Sheet) -> Iterator[Table]:
-    """One table a dataset."""
+def terminal(table: ResultTable) -> Iterator[Table]:
+    """One table for each dataset."""
 
     def mark(text: str, how: str) -> str:
         return f"[{how}]{escape(text)}[/]" if how else escape(text)
 
-    for dataset, places in sheet.groups():
-        table = Table(title=escape(dataset), title_justify="left", box=box.SIMPLE_HEAD)
-        for index, head in enumerate(_columns(sheet, places)):
-            table.add_column(head, justify="right" if index else "left", no_wrap=True)
-        for line in _lines(sheet, places, mark):
-            table.add_row(escape(line[0]), *line[1:])
-        yield table
+    for dataset, conditions in table.groups():
+        grid = Table(title=escape(dataset), title_justify="left", box=box.SIMPLE_HEAD)
+        for index, head in enumerate(_columns(table, conditions)):
+            grid.add_column(head, justify="right" if index else "left", no_wrap=True)
+        for line in _lines(table, conditions, mark):
+            grid.add_row(escape(line[0]), *line[1:])
+        yield grid
 
 
-def markdown(made: Sequence[Sheet]) -> str:
-    """All sheets of a target, one below the other."""
+def markdown(made: Sequence[ResultTable]) -> str:
+    """All tables of a target, one below the other."""
 
     def mark(text: str, how: str) -> str:
         return {BOLD: f"**{text}**", UNDERLINE: f"<u>{text}</u>"}.get(how, text)
 
     parts = [f"# {made[0].target.title}\n"]
-    for sheet in made:
-        parts.append(f"## {sheet.how.title}" + (f", {sheet.which} round" if sheet.how.percent else "") + "\n")
-        for dataset, places in sheet.groups():
-            heads = _columns(sheet, places)
-            lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *_lines(sheet, places, mark)]
+    for table in made:
+        parts.append(f"## {table.how.title}" + (f", {table.which} round" if table.how.percent else "") + "\n")
+        for dataset, conditions in table.groups():
+            heads = _columns(table, conditions)
+            lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *_lines(table, conditions, mark)]
             body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
             parts.append(f"### {dataset}\n\n{body}\n")
-        parts.append(sheet.caption[0].upper() + sheet.caption[1:] + ".\n")
+        parts.append(table.caption[0].upper() + table.caption[1:] + ".\n")
     if made[0].notes:
         parts.append("## What is missing\n\n" + "".join(f"- {note}\n" for note in made[0].notes))
     return "\n".join(parts)
 
 
-# ---- as CSV: one line a figure, for other programs
+# ---- as CSV: one line for each number
 
 
-def as_csv(made: Sequence[Sheet]) -> str:
+def as_csv(made: Sequence[ResultTable]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     heads = ["target", "measure", "round", "dataset", "alpha", "varies", "value", "method", "mean", "deviation"]
     writer.writerow([*heads, "seeds", "wanted", "paper", "difference", "trouble"])
-    for sheet in made:
-        for place in sheet.places:
-            for row in sheet.rows:
-                entry = sheet.entry(row, place)
-                where = [sheet.target.name, sheet.measure, sheet.which, place.dataset, f"{place.alpha:g}"]
-                value = "" if place.value is None else f"{place.value:g}"
+    for table in made:
+        for condition in table.conditions:
+            for row in table.rows:
+                entry = table.entry(row, condition)
+                where = [table.target.name, table.measure, table.which, condition.dataset, f"{condition.alpha:g}"]
+                value = "" if condition.value is None else f"{condition.value:g}"
                 figures = [_plain(entry.mean), _plain(entry.deviation), entry.done, entry.wanted]
                 beside = [_plain(entry.paper), _plain(entry.difference), entry.trouble]
-                writer.writerow([*where, sheet.target.vary, value, row.name, *figures, *beside])
+                writer.writerow([*where, table.target.vary, value, row.name, *figures, *beside])
     return stream.getvalue()
 
 
@@ -330,37 +342,37 @@ def _plain(value: float | None) -> str:
 # ---- as LaTeX
 
 
-def latex(made: Sequence[Sheet]) -> str:
-    """Tables for a paper: each row ours, and below it in small type the paper's figure with the difference to it."""
+def latex(made: Sequence[ResultTable]) -> str:
+    """Tables for a paper: each row is ours; below it, in small type, the paper's number and the difference."""
     head = "% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.\n"
-    return head + "\n".join(_table(sheet) for sheet in made)
+    return head + "\n".join(_latex_table(table) for table in made)
 
 
-def _table(sheet: Sheet) -> str:
-    groups = sheet.groups()
+def _latex_table(table: ResultTable) -> str:
+    groups = table.groups()
     rules = [(0, 0)]
-    for _, places in groups:
-        rules.append((rules[-1][1] + 1, rules[-1][1] + len(places)))
-    names = " & ".join(f"\\multicolumn{{{len(places)}}}{{c}}{{{tex(dataset)}}}" for dataset, places in groups)
+    for _, conditions in groups:
+        rules.append((rules[-1][1] + 1, rules[-1][1] + len(conditions)))
+    names = " & ".join(f"\\multicolumn{{{len(conditions)}}}{{c}}{{{tex(dataset)}}}" for dataset, conditions in groups)
     under = " ".join(f"\\cmidrule(lr){{{first + 1}-{last + 1}}}" for first, last in rules[1:])
-    heads = " & ".join(tex(sheet.heading(place)) for place in sheet.places)
+    heads = " & ".join(tex(table.heading(condition)) for condition in table.conditions)
     body = []
-    for row, before in zip(sheet.rows, [None, *sheet.rows], strict=False):
+    for row, before in zip(table.rows, [None, *table.rows], strict=False):
         if before and before.group != row.group:
             body.append("\\midrule")
-        entries = [sheet.entry(row, place) for place in sheet.places]
-        marked = [_marked(sheet, row, place) for place in sheet.places]
+        entries = [table.entry(row, condition) for condition in table.conditions]
+        marked = [_marked(table, row, condition) for condition in table.conditions]
         body.append(f"{tex(row.title)} & {' & '.join(marked)} \\\\")
         if any(entry.paper is not None for entry in entries):
-            body.append(f"{{\\scriptsize paper}} & {' & '.join(_beside(sheet, entry) for entry in entries)} \\\\")
+            body.append(f"{{\\scriptsize paper}} & {' & '.join(_beside(table, entry) for entry in entries)} \\\\")
     return "\n".join(
         [
             "\\begin{table*}[t]",
             "\\centering",
-            f"\\caption{{{tex(sheet.title)}: {tex(sheet.caption)}.}}",
-            f"\\label{{tab:{sheet.target.name}-{sheet.measure}-{sheet.which}}}",
+            f"\\caption{{{tex(table.title)}: {tex(table.caption)}.}}",
+            f"\\label{{tab:{table.target.name}-{table.measure}-{table.which}}}",
             "\\resizebox{\\textwidth}{!}{%",
-            f"\\begin{{tabular}}{{l{'c' * len(sheet.places)}}}",
+            f"\\begin{{tabular}}{{l{'c' * len(table.conditions)}}}",
             "\\toprule",
             f" & {names} \\\\",
             under,
@@ -374,18 +386,18 @@ def _table(sheet: Sheet) -> str:
     )
 
 
-def _marked(sheet: Sheet, row: Row, place: Place) -> str:
-    entry = sheet.entry(row, place)
+def _marked(table: ResultTable, row: Row, condition: Condition) -> str:
+    entry = table.entry(row, condition)
     if entry.mean is None:
-        return tex(sheet.ours(entry))
-    mark = {BOLD: "\\textbf", UNDERLINE: "\\underline"}.get(sheet.marks.get((row.name, place), ""), "")
-    text = sheet.how.text(entry.mean)
-    spread = "" if entry.deviation is None else f"{{\\scriptsize $\\pm$ {sheet.how.text(entry.deviation)}}}"
-    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(sheet.lacking(entry))
+        return tex(table.ours(entry))
+    mark = {BOLD: "\\textbf", UNDERLINE: "\\underline"}.get(table.marks.get((row.name, condition), ""), "")
+    text = table.how.text(entry.mean)
+    spread = "" if entry.deviation is None else f"{{\\scriptsize $\\pm$ {table.how.text(entry.deviation)}}}"
+    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(table.missing_seeds(entry))
 
 
-def _beside(sheet: Sheet, entry: Entry) -> str:
-    paper, difference = sheet.theirs(entry)
+def _beside(table: ResultTable, entry: Entry) -> str:
+    paper, difference = table.theirs(entry)
     return f"{{\\scriptsize {paper}{f' (${difference}$)' if difference else ''}}}" if paper else ""
 
 

@@ -10,10 +10,9 @@ import torch
 
 import fedrane
 from fedrane.errors import DataError, FedraneError
-from fedrane.features import embed
-from fedrane.folder import Folder
-from fedrane.report.features import features, points
 from fedrane.report.runs import read
+from fedrane.report.tsne import embed, features, points
+from fedrane.training.run_folder import Folder
 from fedrane.training.saved import read_models
 from problems import quick
 
@@ -49,9 +48,9 @@ def test_rows_in_the_plane(tmp_path: Path) -> None:
     fedrane.run(quick(rounds=1, method="fedprox"), tmp_path / "other")
     one, other = (points(read(Folder(tmp_path / name)), 150) for name in ("one", "other"))
     assert one.labels.tolist() == other.labels.tolist()
-    assert one.places.shape == (150, 2)
+    assert one.positions.shape == (150, 2)
     assert (one.round, other.round) == (2, 1)
-    away = np.linalg.norm(one.places[:, None] - one.places[None], axis=2) + 1e9 * np.eye(150)
+    away = np.linalg.norm(one.positions[:, None] - one.positions[None], axis=2) + 1e9 * np.eye(150)
     neighbours = one.labels[away.argmin(1)]
     assert (neighbours == one.labels).mean() > 0.6, "by chance it would be a tenth"
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedrane.errors import FileError
 from fedrane.experiment import Experiment
-from fedrane.reproduce.store import Store, lock
+from fedrane.reproduce.results import ResultStore, lock
 from fedrane.reproduce.targets import settings_of
 
 
@@ -29,7 +29,7 @@ def add_many(folder: str, first: str, last: str) -> None:
     while len(list(Path(folder).glob("*.ready"))) < 2:
         time.sleep(0.001)
     for seed in range(int(first), int(last)):
-        Store(folder).add(record(seed))
+        ResultStore(folder).add(record(seed))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_finished_cell_takes_the_place_of_a_failed_one_and_never_the_other_way(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     for status in ("failed", "done", "failed"):
         store.add(record(0, status))
     (line,) = lines(tmp_path)
@@ -53,7 +53,7 @@ def test_a_finished_cell_takes_the_place_of_a_failed_one_and_never_the_other_way
 
 
 def test_what_was_kept_adds_up(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     store.add(record(0) | {"kept": {"cosines": 1}})
     store.add(record(0) | {"kept": {"tsne": 2}})
     ((_, found),) = store.read().items()
@@ -62,7 +62,7 @@ def test_what_was_kept_adds_up(tmp_path: Path) -> None:
 
 def test_other_lines_stay_as_they_are(tmp_path: Path) -> None:
     """Byte for byte, so that a change is one line for whoever reads the history of the file."""
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     store.add(record(0))
     path = tmp_path / "digits.jsonl"
     path.write_text(path.read_text().replace('"status": "done"', '"status":   "done"'))
@@ -86,7 +86,7 @@ def test_other_lines_stay_as_they_are(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, text: bytes) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     store.add(record(0))
     with (tmp_path / "digits.jsonl").open("ab") as file:
         file.write(text + b"\n")
@@ -97,7 +97,7 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path, text: bytes) -> None:
 
 
 def test_empty_lines_are_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     store.add(record(0))
     with (tmp_path / "digits.jsonl").open("a") as file:
         file.write("\n")

@@ -1,6 +1,6 @@
-"""Who ran a run, where and when: one entry for its start and one for each resume.
+"""The sessions of a run: when and where it was started, and each time it was resumed.
 
-They differ from one run to the next, and so have a file of their own: all others are the same for the same experiment.
+They have their own file, since they differ between two runs of one experiment; all other files are the same.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 from fedrane._version import __version__
 from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.folder import SESSIONS, Folder
+from fedrane.training.run_folder import SESSIONS, Folder
 
 Entry = dict[str, Any]
 COMPARED = ("versions", "machine")
-"""The parts of an entry that should be those of the session before."""
+"""The parts of an entry that should be the same in all sessions."""
 
 
 def describe(experiment: Experiment, done: int) -> Entry:
-    """This session of a run of which so many rounds are done."""
+    """The entry of this session, of a run with ``done`` rounds."""
     return {
         "command": shlex.join(sys.argv),
         "start": _now(),
@@ -48,7 +48,7 @@ def describe(experiment: Experiment, done: int) -> Entry:
 
 
 def versions() -> dict[str, str]:
-    """Of all that may change the last bits of a result."""
+    """The versions of all that may change the last bits of a result."""
     return {
         "fedrane": __version__,
         "python": platform.python_version(),
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """What the maker calls it."""
+    """The product name of the CPU or GPU."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
@@ -69,7 +69,7 @@ def device_name(device: str) -> str:
 
 
 def read(folder: Folder) -> list[Entry]:
-    """All so far; none in a folder of an earlier version."""
+    """All sessions so far; none in a folder of an earlier version."""
     found = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
     if not isinstance(found, list) or not all(map(_is_entry, found)):
         raise CheckpointError(f"{folder.path / SESSIONS} is not a list of sessions", remedy="Put it back, or remove it")
@@ -81,7 +81,7 @@ def _is_entry(found: Any) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of two sessions' versions and machines is not the same, in words."""
+    """The differences between two sessions' versions and machines, in words."""
     return [
         f"{name.replace('_', ' ')} {value} (was {before[kind][name]})"
         for kind in COMPARED
@@ -92,7 +92,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[[], int]) -> Iterator[None]:
-    """Write the entry now, and at the end how it ended; that of a process that is killed stays without an end."""
+    """Write the entry now, and complete it at the end. If the process is killed, it stays without an end."""
 
     def write() -> None:
         folder.write_json(SESSIONS, [*earlier, entry])
@@ -105,7 +105,7 @@ def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[
     try:
         yield
     except BaseException as error:
-        with suppress(FileError):  # the disk may be full: the first error is the one to report
+        with suppress(FileError):  # the disk may be full; the first error is reported
             ended(f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
     ended("finished" if folder.finished else "stopped")

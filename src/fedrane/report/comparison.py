@@ -1,4 +1,4 @@
-"""Several methods on the same partition, cohorts and seeds, and one table of what came out."""
+"""Several methods on the same partition, cohorts and seeds, and the table of their results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
 from fedrane.federation import Federation
 from fedrane.files import write_atomically
-from fedrane.folder import COMPARISON, CONFIG, FACTS, METRICS, SUMMARY, Folder, read_labels
-from fedrane.predictor import Inputs
 from fedrane.run import resume, run
 from fedrane.settings import dotted
 from fedrane.training.callbacks import Callback
+from fedrane.training.predictor import Inputs
+from fedrane.training.run_folder import COMPARISON, CONFIG, METADATA, METRICS, SUMMARY, Folder, read_labels
 from fedrane.training.setup import automatic_model
 
 COLUMNS = (
@@ -38,7 +38,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A measure over seeds; both empty where the method has no such answer."""
+    """A measure over seeds; None if the method has no such model."""
 
     mean: float | None
     deviation: float | None
@@ -61,19 +61,19 @@ class Cell:
 
 
 SAME = frozenset({"dataset", "data_root", "image_size", "clients", "participation", "dropout", "validation", "seed"})
-"""Keys that all methods of a comparison have in common: they decide the rows, the clients and the cohorts."""
+"""Keys that all methods of a comparison have in common: they decide the examples, the clients and the cohorts."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The summaries of each method's runs, one a seed."""
+    """The summaries of each method's runs, one for each seed."""
 
     runs: dict[str, list[Metrics]]
     folder: Path
     diverged: dict[str, str] = field(default_factory=dict)
     """What went wrong, by method."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What the labels stand for, where methods have some."""
+    """What each label stands for."""
 
     def cell(self, method: str, whose: str, which: str) -> Cell:
         return Cell.of(self.runs[method], whose, which)
@@ -121,9 +121,9 @@ def compare(
     callbacks: Callable[[str, int], Sequence[Callback]] = lambda name, seed: (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison | None:
-    """Run each experiment with each seed in its own folder; what is done is kept, what was cut short goes on.
+    """Run each experiment with each seed in its own folder. Finished runs are kept, interrupted ones are resumed.
 
-    The experiments' names are those of methods, or labels. Gives nothing where it was asked to stop on the way.
+    The experiments are named by method or by label. Returns None if it was stopped on the way.
     """
     _check_apart(experiments, out)
     labels = _labels(experiments)
@@ -145,7 +145,7 @@ def compare(
                         result = resume(path, callbacks=watch, stop=stop)
                     else:
                         result = run(wanted, path, callbacks=watch, stop=stop)
-                except Diverged as error:  # one method's trouble is not the others'
+                except Diverged as error:  # the other methods can still be compared
                     diverged[name] = str(error)
                     for callback in watch:
                         callback.message(f"{name}, seed {seed}: {error}")
@@ -159,7 +159,7 @@ def compare(
 
 
 def _summary(folder: Folder) -> Metrics:
-    """All that the table reads of it is there, where the method has such a model."""
+    """Checked: it has all that the table reads, as far as the method has such models."""
     found = folder.read_json(SUMMARY)
     try:
         measured = [(whose, f"{whose}/{which}") for _, whose, which in COLUMNS]
@@ -176,7 +176,7 @@ def _summary(folder: Folder) -> Metrics:
 
 
 def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
-    """Each name has a folder of its own, and stands for something of its own."""
+    """No two names share a folder or an experiment."""
     for name, other in itertools.combinations(experiments, 2):
         if run_folder(out, name, 0).path == run_folder(out, other, 0).path:
             raise ConfigError(f"{name} and {other}", "their folders would be the same", "Give them other labels")
@@ -187,20 +187,22 @@ def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
 
 
 def _labels(experiments: dict[str, Experiment]) -> dict[str, str]:
-    """What each label stands for: its method, and in what that differs from the others of the method."""
+    """What each label stands for: its method, and the settings in which it differs from others of that method."""
     found = {}
     for label, experiment in experiments.items():
         if label in methods.known() or loading.is_reference(label):
             continue
-        alike = [dotted(e.to_dict()) for e in experiments.values() if e.method_name == experiment.method_name]
+        others = [dotted(e.to_dict()) for e in experiments.values() if e.method_name == experiment.method_name]
         own = dotted(experiment.to_dict())
-        changed = [f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in alike)]
+        changed = [
+            f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in others)
+        ]
         found[label] = f"{experiment.method_name} ({', '.join(changed)})" if changed else experiment.method_name
     return found
 
 
 class _Labelling(Callback):
-    """Writes the labels down for a report that is made later; those of earlier comparisons in the folder stay."""
+    """Writes the labels for later reports. Labels of earlier comparisons in the folder stay."""
 
     def __init__(self, out: Path, labels: dict[str, str]) -> None:
         self.out, self.labels = out, labels
@@ -212,23 +214,23 @@ class _Labelling(Callback):
 
 
 def run_folder(out: str | Path, method: str, seed: int) -> Folder:
-    """Where a comparison keeps a run; also that of a user's own method, whose name is a path."""
+    """Where a comparison keeps a run. The name of a user's method is a path, so it is cleaned."""
     return Folder(Path(out) / re.sub(r"[^\w.+-]+", "-", method).strip("-.") / f"seed-{seed}")
 
 
 def _require_same(folder: Folder, wanted: Experiment) -> None:
-    """Another experiment's results must not pass for this one's; what was left open is as it was settled then."""
+    """The folder must hold a run of this experiment; values ``auto`` may have been resolved."""
     values = read_toml(folder.path / CONFIG)
     name = dotted(values).get("method.name")
-    if name != wanted.method_name:  # and what the folder names is not loaded
+    if name != wanted.method_name:  # before anything that the folder names is loaded
         raise _another(folder, "method.name", name, wanted.method_name)
-    facts = folder.read_facts()
-    for deviation in facts.get("deviations", []):
+    metadata = folder.read_metadata()
+    for deviation in metadata.get("deviations", []):
         raise CheckpointError(
             f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
         )
     files = sources.own_files(wanted)
-    for key in sources.changed(facts.get("sources", {}), sources.contents(wanted)):
+    for key in sources.changed(metadata.get("sources", {}), sources.contents(wanted)):
         raise CheckpointError(
             f"{files[key]} has changed since the run in {folder.path}",
             "its results would stand for what it is now",
@@ -236,7 +238,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         )
     config = Experiment.from_dict(values)
     saved, idle = dotted(config.to_dict()), effects.idle(config)
-    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(facts["inputs"], folder.path / FACTS))
+    from_auto = _from_auto(str(saved["device"]), Inputs.from_dict(metadata["inputs"], folder.path / METADATA))
     clients_given = wanted.partition.file or "natural" in (wanted.partition.kind, saved["partition.kind"])
     for key, now in dotted(wanted.to_dict()).items():
         was = saved.get(key)
@@ -253,7 +255,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
 
 
 def _from_auto(device: str, inputs: Inputs) -> dict[str, Sequence[str]]:
-    """What ``auto`` may have come to in a run on that device and such rows, by key."""
+    """What ``auto`` may have been resolved to on that device and with these inputs, by key."""
     return {
         "model": (automatic_model(engines.AUTO, inputs.shape),),
         "partition.kind": ("natural", "dirichlet"),

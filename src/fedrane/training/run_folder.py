@@ -1,7 +1,7 @@
-"""A run's folder: configuration, metrics, checkpoints. Whatever moment the process dies, it can go on from here.
+"""A run folder: configuration, metrics, checkpoints. A run can be resumed from it, at whatever moment it was killed.
 
-Each round first appends its line to ``metrics.jsonl`` and then, in one rename, puts its checkpoint in place. The newest
-checkpoint therefore never lacks a line, and lines beyond it are cut off when the run resumes.
+Each round first appends its line to ``metrics.jsonl`` and then writes its checkpoint, in one rename. So the newest
+checkpoint has all its lines, and lines after it are cut off when the run is resumed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ except ImportError:  # not a Unix: the folder is not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-FACTS, PARTITION, SESSIONS = "facts.json", "partition.npz", "sessions.json"
+METADATA, PARTITION, SESSIONS = "metadata.json", "partition.npz", "sessions.json"
 CODE, CALIBRATION = "code", "calibration.json"
 COMPARISON = "comparison.json"
-"""In the folder above those of a comparison's methods: the labels that they were given, by folder."""
+"""In the folder of a comparison: the labels of its methods, by the names of their folders."""
 DIGESTS = ("sources", "fingerprints", "accepted")
-"""The entries of a run's facts that identify its inputs, a later one over an earlier."""
+"""The entries of the metadata that identify the inputs; later ones override earlier ones."""
 KEPT = 2
+"""Checkpoints."""
 FORMAT = 1
 TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", "warmup_seconds"})
-"""The entries of a metrics line or a summary that differ from one run to the next."""
+"""The entries of a metrics line or a summary that differ between two runs of one experiment."""
 
 
 class Checkpoint(NamedTuple):
@@ -55,25 +56,25 @@ class Folder:
         self.path = Path(path)
         self._lock: Any = None
 
-    # ---- its life
+    # ---- creating and opening
 
     def create(self) -> None:
-        """Make the folder, or take one without a run; leftovers of a run that never began are cleared away."""
+        """Create the folder, or use one without a run. Leftovers of a run that never started are removed."""
         self.require_free()
         with clear_errors(self.path):
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self.lock()
-        self.require_free()  # nobody has begun one meanwhile
+        self.require_free()  # now that it is locked: another process may have started one
         self._clear(METRICS, SUMMARY, CALIBRATION, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
-        """Take up a run that exists."""
+        """Open an existing run."""
         self.require_run()
         self.lock()
         self._clear()
 
     def _clear(self, *patterns: str) -> None:
-        """Remove these files, and the halves of files that a killed process left, ours and the library's."""
+        """Remove these files, and partial files that a killed process left, ours and those of safetensors."""
         with clear_errors(self.path):
             for pattern in (*patterns, PARTS, f"{CODE}/{PARTS}", "checkpoints/round-*.part", "checkpoints/.tmp*"):
                 for path in self.path.glob(pattern):
@@ -129,26 +130,26 @@ class Folder:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def read_facts(self) -> dict[str, Any]:
-        """What a run's models and inputs are; all that is read of it is of the right kind."""
-        facts = self.read_json(FACTS)
+    def read_metadata(self) -> dict[str, Any]:
+        """What the run's models and inputs are, with checked types."""
+        metadata = self.read_json(METADATA)
         try:
-            known = isinstance(facts["inputs"]["classes"], list)
-            known &= np.array(facts["labels"], dtype=np.int64).ndim == 2
+            known = isinstance(metadata["inputs"]["classes"], list)
+            known &= np.array(metadata["labels"], dtype=np.int64).ndim == 2
         except (KeyError, TypeError, ValueError, OverflowError):
             known = False
         if not known:
-            raise CheckpointError(f"{self.path / FACTS} has no classes and labels")
+            raise CheckpointError(f"{self.path / METADATA} has no classes and labels")
         for name, kind in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
-            found = facts.get(name, kind())
+            found = metadata.get(name, kind())
             texts = found.values() if isinstance(found, dict) else found
             if not isinstance(found, kind) or not all(isinstance(text, str) for text in texts):
-                raise CheckpointError(f"{self.path / FACTS}: {name} cannot be read")
-        return dict(facts)
+                raise CheckpointError(f"{self.path / METADATA}: {name} cannot be read")
+        return dict(metadata)
 
     @property
     def label(self) -> str:
-        """What a comparison called the method of this run; empty where that is its name, or there was none."""
+        """The label of this run in a comparison; empty if it has none."""
         above = self.path.resolve().parent
         return read_labels(above.parent).get(above.name, "")
 
@@ -157,10 +158,10 @@ class Folder:
         return (self.path / SUMMARY).is_file()
 
     def reopen(self, last: int, planned: Experiment | None = None) -> None:
-        """Take back what was made after the round ``last``, and write the new plan if there is one.
+        """Remove what was written after the round ``last``, and write the new plan if there is one.
 
-        In this order: killed at any moment, it is a run of the old plan or of the new one, and can be resumed. A
-        finale's checkpoint must not stand beside a new plan, in which its number is that of a round.
+        In this order: if killed at any moment, it is a run of the old or of the new plan, and can be resumed. The
+        checkpoint of a finale must not stay beside a new plan, where its number is that of a round.
         """
         self._clear(SUMMARY, CALIBRATION)
         if planned:
@@ -182,7 +183,7 @@ class Folder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines that are whole; the last one may have been cut off by a kill."""
+        """The complete lines; the last one may have been cut off by a kill."""
         path = self.path / METRICS
         if not path.is_file():
             return []
@@ -201,11 +202,11 @@ class Folder:
         return records
 
     def metrics_until(self, last: int) -> list[dict[str, Any]]:
-        """What was recorded up to the round ``last``."""
+        """The records up to the round ``last``."""
         return [record for record in self.read_metrics() if record["round"] <= last]
 
     def cut_metrics(self, last: int) -> list[dict[str, Any]]:
-        """Drop what was recorded after it."""
+        """Drop the records after the round ``last``, and return the others."""
         kept = self.metrics_until(last)
         write_atomically(self.path / METRICS, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
         return kept
@@ -213,12 +214,12 @@ class Folder:
     # ---- checkpoints
 
     def checkpoints(self) -> list[Path]:
-        """The newest last."""
+        """From oldest to newest."""
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted(path for path in found if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
 
     def save(self, checkpoint: Checkpoint, rounds: int) -> Path:
-        """Write, fsync, rename; keep the last two, and that of the last of ``rounds``, from which more can be made."""
+        """Write, fsync, rename. Keep the last two, and that of the last of ``rounds``: a run is extended from it."""
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         with clear_errors(path):
             write(path, checkpoint)
@@ -231,10 +232,7 @@ class Folder:
     def newest(
         self, device: torch.device | str = "cpu", clients: bool = True, last: int | None = None
     ) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that can be read, and what is wrong with newer ones; see :func:`read`.
-
-        With ``last``, of the rounds up to that one.
-        """
+        """The newest checkpoint that can be read, up to the round ``last``, and the errors of newer ones."""
         problems: list[str] = []
         found = [path for path in self.checkpoints() if last is None or round_of(path) <= last]
         if not found and (self.checkpoints() or self.finished):
@@ -251,7 +249,7 @@ class Folder:
                 problems.append(str(error))
         if problems:
             raise CheckpointError(
-                f"no checkpoint of {self.path} can be read", problems[0], "Restore the folder, or start the run anew"
+                f"no checkpoint of {self.path} can be read", problems[0], "Restore the folder, or start the run again"
             )
         return None, problems
 
@@ -262,14 +260,14 @@ def round_of(path: Path) -> int:
 
 
 def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:
-    """Put a checkpoint in place whole or not at all; ``durable`` even if the power fails just then."""
+    """Write a checkpoint atomically; with ``durable``, even if the power fails."""
     part = path.with_name(path.name + ".part")
     tensors, metadata = encode(checkpoint)
     try:
         part.touch()
         mode = part.stat().st_mode
         save_file(tensors, part, metadata)
-        part.chmod(mode)  # that of any other file: the library makes its own private
+        part.chmod(mode)  # as for any other file: safetensors makes its files private
         if durable:
             with part.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -283,11 +281,11 @@ def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:
 
 
 def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
-    """Tensors by path, and as text what tensors cannot say: the round, who has joined, which dicts are empty.
+    """Tensors by path, and a header as text: the round, which clients have joined, which dicts are empty.
 
-    The text is one entry, and tells the order of the paths: the library writes several entries in any order, and reads
-    tensors in that of their names, in which sums over them round differently. A tensor that stands in several places
-    (a frozen head that every client holds) is written once: ``paths`` says under which path each is found.
+    The header also has the order of the paths: safetensors sorts tensors by name, and sums in that order round
+    differently. It is one entry, since several would be written in any order. A tensor that occurs more than once
+    (a frozen head that every client holds) is written once: ``paths`` has the path under which each is stored.
     """
     whole = {"server": checkpoint.server, "owns": {str(k): checkpoint.owns[k] for k in sorted(checkpoint.owns)}}
     tensors: tree.Tensors = {}
@@ -295,21 +293,21 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     first: dict[Any, str] = {}
     storages: set[int] = set()
     for path, leaf in tree.flatten(whole).items():
-        place = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if leaf.numel() else path
-        paths[path] = first.setdefault(place, path)
+        memory = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if leaf.numel() else path
+        paths[path] = first.setdefault(memory, path)
         if paths[path] == path:
             value = leaf.detach().cpu().contiguous()
             held = value.untyped_storage().data_ptr()
             tensors[path] = value.clone() if held in storages else value  # the library refuses views of one another
             storages.add(held)
-    said = {
+    header = {
         "format": FORMAT,
         "round": checkpoint.round,
         "joined": sorted(checkpoint.owns),
         "empty": sorted(empty_dicts(whole)),
         "paths": paths,
     }
-    return tensors, {"fedrane": json.dumps(said)}
+    return tensors, {"fedrane": json.dumps(header)}
 
 
 def empty_dicts(node: Any, path: str = "") -> Iterator[str]:
@@ -326,30 +324,32 @@ def empty_dicts(node: Any, path: str = "") -> Iterator[str]:
 
 
 def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -> Checkpoint:
-    """Without ``clients``, the server's state alone: theirs may be a hundred times as large."""
+    """Read a checkpoint; without ``clients``, the server's state only, which may be a hundred times smaller."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            said = json.loads((file.metadata() or {}).get("fedrane", "{}"))
-            if said.get("format") != FORMAT:
-                raise CheckpointError(f"{path} has format {said.get('format')}", f"this version reads format {FORMAT}")
+            header = json.loads((file.metadata() or {}).get("fedrane", "{}"))
+            if header.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {header.get('format')}", f"this version reads format {FORMAT}"
+                )
             if not clients:
-                said["joined"] = []
-                said["paths"] = {name: at for name, at in said["paths"].items() if name.startswith("server/")}
-            tensors = {name: file.get_tensor(name) for name in set(said["paths"].values())}
+                header["joined"] = []
+                header["paths"] = {name: at for name, at in header["paths"].items() if name.startswith("server/")}
+            tensors = {name: file.get_tensor(name) for name in set(header["paths"].values())}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
-    return decode(tensors, said)
+    return decode(tensors, header)
 
 
-def decode(tensors: Mapping[str, torch.Tensor], said: Mapping[str, Any]) -> Checkpoint:
-    """What :func:`encode` took apart."""
-    nested = refill({name: tensors[first] for name, first in said["paths"].items()}, said["empty"])
-    owns = {k: as_state(nested["owns"][str(k)]) for k in said["joined"]}
-    return Checkpoint(said["round"], as_state(nested["server"]), owns)
+def decode(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Checkpoint:
+    """The reverse of :func:`encode`."""
+    nested = refill({name: tensors[first] for name, first in header["paths"].items()}, header["empty"])
+    owns = {k: as_state(nested["owns"][str(k)]) for k in header["joined"]}
+    return Checkpoint(header["round"], as_state(nested["server"]), owns)
 
 
 def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[str, Any]:
-    """The nested dicts of these leaves, with those that hold nothing."""
+    """The nested dicts of these leaves, empty dicts included."""
     nested = tree.nest(tensors)
     for path in empty:
         node = nested
@@ -363,7 +363,7 @@ def as_state(nested: dict[str, Any]) -> State:
 
 
 def read_labels(comparison: Path) -> dict[str, str]:
-    """The labels of a comparison's methods, by the names of their folders; none where there was no comparison."""
+    """The labels of a comparison's methods, by the names of their folders; empty if there is no comparison."""
     if not (comparison / COMPARISON).is_file():
         return {}
     found = Folder(comparison).read_json(COMPARISON)

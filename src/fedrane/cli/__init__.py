@@ -1,0 +1,20 @@
+"""The command ``fedrane``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command. An error meant for the user is one line and exit status 2."""
+    from rich.markup import escape
+
+    from fedrane.cli.app import app  # here, since commands of other packages import this one
+    from fedrane.cli.console import console_for
+    from fedrane.errors import FedraneError
+
+    try:
+        app()
+    except FedraneError as error:
+        console_for(True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,89 @@
+"""``fedrane datasets``, ``data get`` and ``partition``: the data on this machine, and how clients share them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from fedrane.cli.arguments import DataRoot, Json, Words, experiment_of, note
+from fedrane.cli.console import console_for, plain_table, print_message, show, write_line
+from fedrane.data import catalogue, download
+from fedrane.data import partition as partitions
+from fedrane.effects import uses_alpha
+from fedrane.training.setup import as_dataset, make_partition, settled
+
+data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
+
+
+def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
+    """List the known datasets: which are on this machine, and how to get the others."""
+    root = catalogue.data_root(data_root or None)
+    states = catalogue.status(root)
+    if as_json:
+        for state in states:
+            write_line(json.dumps(asdict(state), default=str) + "\n")
+        return
+    table = plain_table("dataset", "classes", "shape", "train", "test", "where, or how to get it")
+    for known in states:
+        shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
+        table.add_row(known.name, str(known.classes), shape, f"{known.train:,}", f"{known.test:,}", where)
+    console = console_for(False)
+    show(console, table)
+    console.print(f"data root: {root}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("get")
+def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
+    """Download a dataset, or the rest of one, and verify its checksums."""
+    console = console_for(False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(done: int, total: int | None, label: str) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=total)
+            bar.update(tasks[label], completed=done, total=total)
+
+        message = download.get(name, catalogue.data_root(data_root or None), advance)
+    print_message(console, message)
+
+
+def partition_command(
+    settings: Words = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Plot clients × classes into this file.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Save the partition, for partition.file=…")] = None,
+    data_root: DataRoot = "",
+) -> None:
+    """Show how an experiment's examples are spread over its clients, without training."""
+    experiment = experiment_of(settings, data_root)
+    rows = as_dataset(experiment, None)
+    experiment, unused = settled(experiment, rows, False, False)
+    console = console_for(False)
+    note(unused)
+    partition = make_partition(experiment, rows)
+    counts = partition.counts(rows.y, len(rows.classes))
+    held = (counts > 0).sum(1)
+    how = experiment.partition
+    title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
+        f", α {how.alpha:g}" if uses_alpha(how) else ""
+    )
+    print_message(console, title)
+    table = plain_table("", "fewest", "median", "most")
+    for name, values in (("examples per client", counts.sum(1)), ("classes per client", held)):
+        table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
+    console.print(table)
+    if plot:
+        from fedrane.report.partition_plot import draw  # matplotlib is slow to import
+
+        draw(partition, rows.y, rows.classes, plot, title)
+        print_message(console, f"plot: {plot}")
+    if save:
+        partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
+        print_message(console, f"saved: {save}; use it again with partition.file={save}")

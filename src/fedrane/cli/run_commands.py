@@ -1,0 +1,162 @@
+"""``fedrane run``, ``resume`` and ``predict``: train a model and use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrane.calibration import TRAINING
+from fedrane.cli.arguments import Board, DataRoot, Json, Quiet, Trust, Words, experiment_of
+from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, print_message, show, write_line
+from fedrane.cli.progress import watching
+from fedrane.errors import ConfigError
+from fedrane.experiment import Experiment
+from fedrane.report.comparison import Comparison
+from fedrane.run import load, resume, run
+from fedrane.settings import canonical, parse
+from fedrane.training.predictor import predict, read_rows
+from fedrane.training.profiling import Profiler
+from fedrane.training.result import Result
+from fedrane.training.run_folder import CONFIG, Folder
+
+
+def _conclude(console: Console, result: Result, as_json: bool) -> None:
+    if not result.finished:
+        print_message(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
+        raise typer.Exit(INTERRUPTED)
+    if not as_json:
+        name = Folder(result.folder).label if result.folder else ""
+        only = Comparison({name or result.experiment.method_name: [result.summary]}, result.folder or Path())
+        show(console, only.table())
+        print_message(console, f"results: {result.folder}")
+
+
+def run_command(
+    settings: Words = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new one under runs/).")] = None,
+    data_root: DataRoot = "",
+    as_json: Json = False,
+    tensorboard: Board = False,
+    trace: Annotated[
+        bool,
+        typer.Option("--profile", help="Trace one round into trace.json, for Perfetto, and print where its time went."),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one experiment, given as a TOML file, as key=value settings, or both.
+
+    Settings on the command line override the file. preset=paper starts from the settings that the paper states.
+    docs/guide.md explains all keys; 'fedrane methods NAME' lists a method's own fields.
+
+    Example: fedrane run method=fedprox method.strength=0.1 dataset=digits clients=10 partition.alpha=0.1
+    """
+    experiment = experiment_of(settings, data_root)
+    folder = out or _new_folder(experiment)
+    console = console_for(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board) as watch:
+        profiler = Profiler(folder / "trace.json") if trace else None
+        result = run(experiment, folder, callbacks=[*watch, *([profiler] if profiler else [])], stop=stop)
+    if profiler and not as_json:
+        show(console, _profile_table(profiler))
+        print_message(console, f"trace: {profiler.path} (open it at ui.perfetto.dev)")
+    _conclude(console, result, as_json)
+
+
+def _new_folder(experiment: Experiment) -> Path:
+    dataset = Path(experiment.dataset).stem or "data"
+    name = f"{dataset}-{experiment.method_name.rpartition(':')[2]}-seed{experiment.seed}"
+    taken = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    return next(path for path in taken if not Folder(path).holds_run())
+
+
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Train up to this round.", show_default=False)
+    ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume although data or code have changed (it is recorded)."),
+    ] = False,
+    trust_code: Trust = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+) -> None:
+    """Resume a run that was stopped or killed. The result is the same, bit for bit.
+
+    With rounds=N the run goes on to that many rounds, even if it had finished. Nothing else of it can be changed.
+    """
+    rounds = _rounds(settings or [], folder)
+    console = console_for(as_json)
+    board = folder / "tensorboard" if tensorboard else None
+    label = Folder(folder).label
+    fields = {"label": label} if label else {}
+    with Stop(console).listening() as stop, watching(console, as_json, quiet, board, fields=fields) as watch:
+        result = resume(
+            folder, rounds=rounds, accept_changes=accept_changes, trust_code=trust_code, callbacks=watch, stop=stop
+        )
+    _conclude(console, result, as_json)
+
+
+def _rounds(words: Sequence[str], folder: Path) -> int | None:
+    """The only setting that may change when a run is resumed."""
+    for word in words:
+        if canonical(word.partition("=")[0]) != "rounds":
+            raise ConfigError(
+                f"{word} to resume a run",
+                "of its settings only rounds can be changed: with any other it would be another experiment",
+                f"Start a new one: fedrane run {folder / CONFIG} {word}",
+            )
+    value = parse(words, example="rounds=100").get("rounds")
+    if value is not None and not value.isdecimal():
+        raise ConfigError(f"rounds={value}", "it must be a whole number", "Use for instance rounds=100")
+    return None if value is None else int(value)
+
+
+def _profile_table(profiler: Profiler) -> Table:
+    """The parts of the traced round, then its operations, the slowest first."""
+    table = plain_table("part of the round", "seconds", "calls")
+    for number, parts in enumerate((profiler.phases, profiler.operations)):
+        if number:
+            table.add_section()
+        for part in parts:
+            name = part.name if len(part.name) <= 60 else part.name[:57] + "…"
+            table.add_row(escape(name), f"{part.seconds:.4f}", str(part.calls))
+    return table
+
+
+def predict_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
+    client: Annotated[int | None, typer.Option("--client", help="Use this client's personal model.")] = None,
+    trust_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Predict with a trained model: the global one, or a client's personal one."""
+    saved = load(folder, trust_code=trust_code)
+    model = saved.model if client is None else saved.personal(client)
+    rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
+    predictions = list(predict(model, rows, saved.experiment.batch))
+    if as_json:
+        for prediction in predictions:
+            write_line(json.dumps(prediction) + "\n")
+        return
+    console, measure = console_for(False), "score" if model.calibration is None else "probability"
+    table = plain_table("input", "class")
+    table.add_column(measure, justify="right")
+    for each in predictions:
+        table.add_row(escape(each["input"]), escape(each["class"]), f"{each[measure]:.3f}")
+    console.print(table)
+    if model.calibration and model.calibration.examples == TRAINING:
+        print_message(
+            console, "probabilities were fitted to training examples; validation=0.1 sets others aside for that"
+        )
