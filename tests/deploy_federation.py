@@ -190,10 +190,10 @@ class Federation:
         return (self.folder / out / "summary.json").is_file()
 
     def kept(self, out: str, client: int) -> Any:
-        """What a client keeps of the round whose upload the server has merged last."""
-        key = json.loads((self.folder / out / "metadata.json").read_text())["key"]
-        merged = int(fedrane.load(self.folder / out).owns[client].extra["merged"])
-        path = self.folder / "clients" / str(client) / key / f"round-{merged:06d}.safetensors"
+        """What a client keeps of the round whose upload the server has aggregated last."""
+        key = json.loads((self.folder / out / "facts.json").read_text())["key"]
+        last = int(fedrane.load(self.folder / out).owns[client].extra["aggregated"])
+        path = self.folder / "clients" / str(client) / key / f"round-{last:06d}.safetensors"
         return read(path).owns[0]
 
     def logs(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import fedrane
 from asserts import same_bytes, untimed
 from fedrane import engines
 from fedrane.errors import ConfigError
+from fedrane.flower import simulation
 from fedrane.methods import METHODS
 from flower_grids import as_over_flower, federation_of, looped, small
 from harness import same_run
@@ -88,3 +90,20 @@ def test_without_a_simulation_there_are_no_nodes(tmp_path: Path) -> None:
     assert loop.grid.seen
     with pytest.raises(ConfigError, match="outside of a simulation"):
         engines.make("flower", experiment.algorithm, result.federation).train_round(result.server, {}, [0], 1, 0.1, 1)
+
+
+class Importing(dict[str, Any]):
+    """Modules of which another is imported while one reads their list."""
+
+    def items(self) -> Any:
+        for name, module in super().items():
+            self[f"{name}_too"] = module
+            yield name, module
+
+
+def test_another_thread_may_import_while_a_method_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = small().algorithm
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "modules", Importing(sys.modules))
+        simulation._save(tmp_path / "method.pickle", method)
+    assert simulation._load(tmp_path / "method.pickle") == method

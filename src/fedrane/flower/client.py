@@ -37,7 +37,7 @@ class LocalClient:
     federation: Federation
     store: ClientStateStore
     reports_classes: bool = True
-    """Whether it tells the server how many test examples it has of each class."""
+    """Whether the server gets the number of its test examples of each class."""
     threads: int = 0
     """Those of an operation; 0 goes by the work."""
 

@@ -150,7 +150,7 @@ def _unpack(path: str, array: Array, leaf: Leaf, bf16: bool) -> Tensor:
     rest = len(array.data) - stream.tell()
     whole = rest == math.prod(leaf.shape) * np.dtype(name).itemsize
     if shape != leaf.shape or (columns_first and len(shape) > 1) or dtype != np.dtype(name) or not whole:
-        raise MessageError(f"{path} says {dtype} {shape} inside", f"{name} {leaf.shape} was expected")
+        raise MessageError(f"{path} has {dtype} {shape} in its header", f"{name} {leaf.shape} was expected")
     values = np.frombuffer(array.data, np.dtype(name), offset=stream.tell()).reshape(leaf.shape).copy()
     tensor = torch.from_numpy(values)
     if bf16:
@@ -161,7 +161,7 @@ def _unpack(path: str, array: Array, leaf: Leaf, bf16: bool) -> Tensor:
     return tensor
 
 
-# ---- whole states: what a record of arrays cannot say goes beside it as text
+# ---- whole states: what a record of arrays cannot hold goes beside it as text
 
 
 class Layout(NamedTuple):

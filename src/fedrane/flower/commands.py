@@ -71,7 +71,7 @@ def deal_command(
     folder.mkdir(parents=True, exist_ok=True)
     for client, mine in enumerate(partition.clients):
         np.savez(folder / f"client-{client}.npz", x=rows.x[mine], y=rows.y[mine])
-    write_line(f"{folder}: the rows of {len(partition.clients)} clients\n")
+    write_line(f"{folder}: the examples of {len(partition.clients)} clients\n")
 
 
 @flower_app.command("certs")
@@ -104,10 +104,10 @@ def certs_command(
 def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A client's folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
-    whole: Annotated[bool, typer.Option("--global", help="Answer with the global model.")] = False,
+    whole: Annotated[bool, typer.Option("--global", help="Predict with the global model.")] = False,
     trust_code: Trust = False,
 ) -> None:
-    """Answer with the models that a federation has left a client: its own, or the global one; as lines of JSON."""
+    """Predict with a client's models of a federation: its own, or the global one; as lines of JSON."""
     require("flower", "fedrane flower predict", APP)
     from fedrane.flower.app import read_client_models
 

@@ -114,7 +114,7 @@ class NodePool:
         waiting: dict[str, int] = {}
         refused: dict[int, str] = {}
         for who, (node, content) in messages.items():
-            # Valid for as long as anybody waits: what a node takes up later would answer a round that is over.
+            # Valid for as long as anybody waits: a node that takes it up later would reply to a round that is over.
             sent = list(self.grid.push_messages([Message(content, node, kind, ttl=timeout)]))
             if sent and sent[0]:
                 waiting[sent[0]] = who

@@ -176,7 +176,7 @@ def _deployed(experiment: Experiment) -> Experiment:
 
 
 def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> dict[str, Any]:
-    """A first query to every node tells who is there, with how many examples."""
+    """Wait for all clients; their first reply has the number of their examples."""
     everyone = set(range(config.experiment.clients))
     end = time.monotonic() + wait
     pool.timeout, timeout = min(pool.timeout, wait), pool.timeout

@@ -142,7 +142,7 @@ class Simulation:
         if not self._thread.is_alive():
             found = None if self._grids.empty() else self._grids.get()
             cause = found if isinstance(found, BaseException) else None
-            why = str(cause) if cause else "nothing says why"
+            why = str(cause) if cause else "no reason is known"
             raise SimulationError("Flower's simulation has ended", why, "Go on from the last checkpoint") from cause
 
     def __exit__(self, *error: object) -> None:

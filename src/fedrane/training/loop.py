@@ -133,16 +133,16 @@ class TrainingLoop:
         began = time.perf_counter()
         cohort = self._cohort(stage)
         lost = [] if stage.finale else plan.lost(e.seed, number, cohort, e.dropout)
-        answered = [k for k in cohort if k not in lost]
-        record: Metrics = {"round": number, "cohort": answered, "lost": lost}
+        participants = [k for k in cohort if k not in lost]
+        record: Metrics = {"round": number, "cohort": participants, "lost": lost}
         rows = 0
-        if answered:
+        if participants:
             if not self._warm:
                 record[timing.WARMUP] = self._warm = True
             rate = self.rate_of(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
-                trained = stage.engine.train_round(self.server, self.owns, answered, number, rate, epochs)
+                trained = stage.engine.train_round(self.server, self.owns, participants, number, rate, epochs)
             record["cohort"] = trained.cohort.index.tolist()
             record["lost"] = [k for k in cohort if k not in record["cohort"]]
             with record_function(AGGREGATE):

@@ -130,7 +130,7 @@ class RecordedInputs:
 
 
 def replanned(before: Experiment, now: Experiment, history: Sequence[Metrics]) -> str:
-    """What is to be said of another number of rounds; an error where they cannot be made."""
+    """A message on the new number of rounds; an error where they cannot be run."""
     done = last_round(history)
     if now.rounds <= done:
         raise ConfigError(

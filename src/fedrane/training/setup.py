@@ -101,9 +101,9 @@ def automatic_precision(name: str, device: torch.device) -> str:
 
 
 def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
-    """How many clients there are is the experiment's to say, unless the data or a saved partition know.
+    """The experiment sets the number of clients, unless the data or a saved partition have one.
 
-    A number that was asked for must then be theirs.
+    A number that was asked for must then be the same.
     """
     how = experiment.partition
     asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
@@ -113,8 +113,8 @@ def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partitio
 
 def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
     body, head = _network(experiment, shape, classes, given)
-    short = experiment.precision in ("tf32", "bf16")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = short
+    tf32 = experiment.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     task = Task.build(
         body,
         head,
