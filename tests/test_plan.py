@@ -30,7 +30,7 @@ def test_batches_differ_by_round_client_and_epoch() -> None:
     for other in (of(0, 2, 0), of(0, 1, 1), of(1, 1, 0)):
         assert not np.array_equal(first.rows, other.rows)
         assert not set(first.keys.tolist()) & set(other.keys.tolist())
-    for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # whoever else takes part
+    for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # independent of the other clients
         assert np.array_equal(first.rows, again.rows)
         assert np.array_equal(first.keys, again.keys)
 

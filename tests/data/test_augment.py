@@ -1,4 +1,4 @@
-"""Augmentation: what is drawn, from what, and that every engine draws the same."""
+"""Augmentation: what is drawn, from which key, and that every engine draws the same."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def augmenter(**how: Any) -> Augmenter:
 
 
 def pictures(rows: int, side: int = 6) -> Tensor:
-    """Images whose pixels identify where they were: none is black, no two are alike."""
+    """Images whose pixels identify their original position: none is black, and no two are equal."""
     numbers = np.random.Generator(np.random.Philox(1)).permutation(rows * side * side)
     return torch.from_numpy(numbers.reshape(rows, 1, side, side) + 1)
 
 
 def shift(image: Tensor, down: int, right: int, mirrored: bool) -> Tensor:
-    """By padding and cutting, as every library does it."""
+    """By padding and cropping, as in other libraries."""
     side, pad = image.shape[-1], 2
     padded = F.pad(image, (pad, pad, pad, pad))[:, pad + down : pad + down + side, pad + right : pad + right + side]
     return padded.flip(-1) if mirrored else padded
 
 
 def seen(moved: Tensor, originals: Tensor) -> list[tuple[int, int, bool]]:
-    """For each image, by which shift and mirror it came about."""
+    """The shift and flip that produced each image."""
     ways = [(d, r, m) for d in range(-2, 3) for r in range(-2, 3) for m in (False, True)]
     found = []
     for image, original in zip(moved, originals, strict=True):
@@ -79,10 +79,10 @@ def test_another_key_and_another_position_draw_otherwise() -> None:
 
 
 def mixed(rows: int, live: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs that are their own number: the mixture, its partners, the weight, and the labels of the partners."""
+    """Mix inputs that are their own index: the mixture, its partners, the weight, and the labels of the partners."""
     x = torch.arange(rows, dtype=torch.float64)[:, None] + 1
     y, mask = torch.arange(rows) % 3, torch.arange(rows) < live
-    x[live:] = torch.nan  # padding may hold anything
+    x[live:] = torch.nan  # padding may have any value
     inputs, other = augmenter(mixup=mixup).mix(x, y, mask, key)
     partner = ((inputs - x) / other.weight[:, None] + x)[:live, 0].round().long() - 1
     assert torch.equal(other.y[:live], y[partner])

@@ -1,4 +1,4 @@
-"""The datasets known by name: where they are sought, how they are turned and labelled, and what is said when absent."""
+"""The known datasets: where they are searched, how they are oriented and labelled, and the error if they are missing."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ from fedrane.data.dataset import hold_out
 from fedrane.errors import DataError
 
 TOP_RIGHT = np.zeros((28, 28), np.uint8)
-TOP_RIGHT[0, 27] = 255  # no reflection and no transposition leaves it in place
+TOP_RIGHT[0, 27] = 255  # every reflection or transposition moves it
 TOP_RIGHT[0, 26] = 9
 
 
@@ -129,7 +129,7 @@ def test_digits_need_no_file_and_hold_out_a_fixed_fifth():
 
 
 def test_the_held_out_rows_never_change():
-    """Results of today and of tomorrow are measured on the same rows, whatever numpy is installed."""
+    """The test set is the same in every version, and with every version of NumPy."""
     held = hold_out(np.arange(1000) % 7)
     assert hashlib.sha256(np.packbits(held).tobytes()).hexdigest()[:16] == "cc7f641310e42eca"
 

@@ -11,7 +11,7 @@ from fedrane.data import idx
 from fedrane.errors import DataError
 
 REMEDY = "Delete the file and run `fedrane data get fmnist`"
-PIXELS = bytes(range(24))  # two images of 3 × 4, no two pixels alike: a wrong order shows
+PIXELS = bytes(range(24))  # two images of 3 × 4 with different pixels: a wrong order shows
 IMAGES = b"\x00\x00\x08\x03" + struct.pack(">III", 2, 3, 4) + PIXELS
 LABELS = b"\x00\x00\x08\x01" + struct.pack(">I", 5) + bytes([9, 0, 3, 3, 1])
 
@@ -26,7 +26,7 @@ def refused(path, content, dimensions=3):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-@pytest.mark.parametrize("name", ["images", "images.gz"])  # the content tells, not the name
+@pytest.mark.parametrize("name", ["images", "images.gz"])  # the content decides, not the name
 def test_images_are_read_row_by_row(tmp_path, pack, name):
     path = tmp_path / name
     path.write_bytes(pack(IMAGES))

@@ -1,4 +1,4 @@
-"""Users' own data: arrays, folders of images, torch datasets."""
+"""The user's own data: arrays, folders of images, torch datasets."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fedrane.data.dataset import hold_out
 from fedrane.errors import DataError
 
 RNG = np.random.default_rng(5)
-COLOUR = RNG.integers(0, 256, (10, 3, 6, 5), dtype=np.uint8)  # no two axes alike: a swap shows
+COLOUR = RNG.integers(0, 256, (10, 3, 6, 5), dtype=np.uint8)  # no two axes are equal: a swap shows
 GREY = COLOUR[:, 0]
 LABELS = np.array([0, 1] * 5)
 
@@ -24,7 +24,7 @@ def npz(tmp_path, **arrays):
 
 
 def complete(x, **more):
-    """With its own test rows, so that no row moves."""
+    """With a test set, so that no example is held out."""
     return {"x": x, "y": LABELS, "x_test": x, "y_test": LABELS, **more}
 
 
@@ -223,7 +223,7 @@ def test_a_folder_of_clients_with_train_and_test(tmp_path):
     assert data.client is not None
     assert data.client.tolist() == [0, 0, 1, 1]
     assert (data.x[1] == COLOUR[1]).all()
-    assert (data.x_test[1] == GREY[3]).all()  # a grey one among coloured ones: the same in all channels
+    assert (data.x_test[1] == GREY[3]).all()  # a grey image among RGB images: the same in all channels
 
 
 def test_a_folder_with_train_alone_holds_rows_out(tmp_path):

@@ -1,4 +1,4 @@
-"""Partitions: each row has one owner, nobody is left with too little, and only whole files are trusted."""
+"""Partitions: each example has one client, every client has enough, and only intact files are accepted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(one: Partition, other: Partition) -> bool:
 
 
 def skew(made: Partition, y: NDArray[np.int64], classes: int) -> float:
-    """The mean share of a client's most numerous class."""
+    """The mean fraction of a client's largest class."""
     counts = made.counts(y, classes)
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
@@ -44,7 +44,7 @@ def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning
         shards=draw(st.integers(1, minimum)),
         minimum=minimum,
     )
-    # The last class may have no rows, and the data may come sorted by label.
+    # The last class may have no examples, and the data may be sorted by label.
     y = labels(rows, max(classes - draw(st.integers(0, 1)), 1), draw(st.integers(0, 9)))
     return (np.sort(y) if draw(st.booleans()) else y), classes, clients, how, draw(st.integers(0, 2**32))
 
@@ -94,12 +94,12 @@ def test_dirichlet_counts_are_those_of_every_earlier_release() -> None:
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-capped"])
 def test_a_smaller_alpha_gives_more_skew(kind: str) -> None:
     y = labels(20_000, 10)
-    found = [
+    skews = [
         skew(partition(y, 10, 50, Partitioning(kind, alpha=alpha), 0), y, 10) for alpha in (0.01, 0.1, 0.5, 5, 1e6)
     ]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 0.9
-    assert found[-1] < 0.12
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 0.9
+    assert skews[-1] < 0.12
 
 
 def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
@@ -147,7 +147,7 @@ def test_quantity_skews_sizes_but_not_labels() -> None:
     y = np.sort(labels(20_000, 4))
     made = partition(y, 4, 20, Partitioning("quantity", alpha=0.2, minimum=200), 0)
     assert made.sizes.max() > 10 * made.sizes.min()
-    assert skew(made, y, 4) < 0.32  # clients brought up to the minimum included
+    assert skew(made, y, 4) < 0.32  # including clients that were raised to the minimum
 
 
 @quick
@@ -156,7 +156,7 @@ def test_a_shard_adds_at_most_its_classes(shards: int, seed: int) -> None:
     y = np.random.default_rng(0).permutation(np.arange(1200) % 10)
     made = partition(y, 10, 10, Partitioning("shards", shards=shards), seed)
     assert set(made.sizes.tolist()) == {120}
-    # Shards of 120 / shards rows against classes of 120 rows: none touches more than two classes.
+    # Shards of 120 / shards examples, and classes of 120: no shard overlaps more than two classes.
     assert (made.counts(y, 10) > 0).sum(axis=1).max() <= 2 * shards
 
 
@@ -351,7 +351,9 @@ def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
 
 
 def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
-    with pytest.raises(DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"):
+    with pytest.raises(
+        DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"
+    ):
         load(saved[1], rows=301)
 
 
@@ -380,16 +382,16 @@ def test_a_broken_file_is_refused_or_still_whole(tmp_path_factory: pytest.TempPa
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(0, len(content) - 1)) :]
     else:
-        place = data.draw(st.integers(0, len(content) - 1))
+        position = data.draw(st.integers(0, len(content) - 1))
         byte = data.draw(st.integers(0, 255))
-        assume(content[place] != byte)
-        content[place] = byte
+        assume(content[position] != byte)
+        content[position] = byte
     path.write_bytes(content)
     try:
-        found = load(path, rows=60)
+        loaded = load(path, rows=60)
     except DataError:
         return
-    assert same(found, made)  # some bytes of an archive, such as its dates, mean nothing
+    assert same(loaded, made)  # some bytes of an archive, such as its dates, do not matter
 
 
 GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("{}")}

@@ -1,4 +1,4 @@
-"""The picture of a partition comes out in every format and size, with nothing laid over anything else."""
+"""The plot of a partition works in every format and size, and nothing in it overlaps."""
 
 from __future__ import annotations
 

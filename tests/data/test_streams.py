@@ -1,4 +1,4 @@
-"""Streams: the same name gives the same numbers, today and after every update."""
+"""Random streams: the same name gives the same numbers, in every version."""
 
 from __future__ import annotations
 
