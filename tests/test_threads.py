@@ -251,7 +251,7 @@ def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back()
 
 
 def test_a_resumed_worker_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """Client state is channels last in training, but not in a checkpoint, which clients that train no more predict from."""
+    """Client state is channels last in training but not in a checkpoint; clients that train no more predict from it."""
     settings: dict[str, Any] = {"method": "fedmtl", "model": "convnet", "batch": 16, "lr": 0.05}
     experiment = quick(engine="threaded", threads=2, participation=0.5, **settings)
     whole = fedrane.run(experiment, dataset=pictures())

@@ -1,4 +1,4 @@
-"""The known datasets: where they are searched, how they are oriented and labelled, and the error if they are missing."""
+"""The known datasets: where they are searched, their orientation and labels, and the error if they are missing."""
 
 import gzip
 import hashlib
