@@ -65,10 +65,10 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_at(sharpness: float) -
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 40.0])
 def test_no_other_temperature_is_likelier(sharpness: float) -> None:
     examples, wrong = drawn(300, sharpness), 0.01
-    found = fit([examples], [wrong])
-    best = likelihood(examples, torch.tensor(1 / found), wrong)
+    temperature = fit([examples], [wrong])
+    best = likelihood(examples, torch.tensor(1 / temperature), wrong)
     for other in (0.99, 1.01, 0.5, 2.0):
-        assert likelihood(examples, torch.tensor(other / found), wrong) > best
+        assert likelihood(examples, torch.tensor(other / temperature), wrong) > best
 
 
 def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
@@ -135,10 +135,10 @@ def test_personal_probabilities_are_near_the_truth() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_answer_of_every_method_is_calibrated(name: str) -> None:
+def test_every_model_of_every_method_is_calibrated(name: str) -> None:
     result = conformance.trained(METHODS[name].kind(**METHODS[name].preset), rounds=2)
     assert set(result.calibration) == set(result.algorithm.answers_on(result.task))
-    assert all(math.isfinite(found.temperature) and found.temperature > 0 for found in result.calibration.values())
+    assert all(math.isfinite(each.temperature) and each.temperature > 0 for each in result.calibration.values())
 
 
 def scrambled(result: Result, keep: str) -> Result:
@@ -196,21 +196,21 @@ def test_a_resumed_run_has_the_same_temperature(tmp_path: Path) -> None:
 
 def test_a_loaded_model_has_its_temperature(tmp_path: Path) -> None:
     result = small(tmp_path, "run", Local())
-    found = fedrane.load(tmp_path / "run", model=conformance.network())
-    assert found.calibration == result.calibration
-    assert found.personal(1).temperature == result.calibration["personal"].temperature
+    models = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert models.calibration == result.calibration
+    assert models.personal(1).temperature == result.calibration["personal"].temperature
     x = torch.from_numpy(conformance.blobs().x_test)
-    chances = found.personal(1).predict_proba(x)
-    torch.testing.assert_close(chances, (found.personal(1)(x) / found.personal(1).temperature).softmax(1))
+    probabilities = models.personal(1).predict_proba(x)
+    torch.testing.assert_close(probabilities, (models.personal(1)(x) / models.personal(1).temperature).softmax(1))
 
 
 def test_a_folder_of_an_older_version_has_scores(tmp_path: Path) -> None:
     small(tmp_path, "run")
     (tmp_path / "run" / CALIBRATION).unlink()
-    found = fedrane.load(tmp_path / "run", model=conformance.network()).model
-    assert found.temperature is None
+    model = fedrane.load(tmp_path / "run", model=conformance.network()).model
+    assert model.temperature is None
     with pytest.raises(ConfigError, match="not calibrated"):
-        found.predict_proba(torch.zeros(1, 6))
+        model.predict_proba(torch.zeros(1, 6))
 
 
 def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
     newest = Folder(tmp_path / "run").checkpoints()[-1]
     newest.write_bytes(b"")
     with pytest.warns(UserWarning, match="older checkpoint"):
-        found = fedrane.load(tmp_path / "run", model=conformance.network())
-    assert found.calibration == {}
+        models = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert models.calibration == {}
 
 
 def test_metrics_do_not_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_minority_classes() -> None:
     assert minority_classes(labels).tolist() == expected
 
 
-def test_minority_accuracy_counts_only_their_rows() -> None:
+def test_minority_accuracy_counts_only_their_examples() -> None:
     fed = federation(table(60), [[0, 3, 6, 9, 12, 15, 18, 1], [2, 5]])  # client 0: seven of class 0, one of class 1
     test = (np.array([21, 4, 7]), np.array([8]))
     fed = Federation(fed.task, fed.train, fed.test, Split(fed.split.train, fed.split.validation, test), fed.batch, 0)

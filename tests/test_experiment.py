@@ -104,7 +104,7 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         (["image_size=-2"], "pixels"),
     ],
 )
-def test_mistakes_are_answered(words: list[str], message: str) -> None:
+def test_mistakes_get_a_clear_error(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.from_words(words)
 

@@ -43,7 +43,7 @@ def test_the_order_of_words_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("words", [["method.nonsense=5", "method=fedprox"], ["method=fedprox", "method.nonsense=5"]])
-def test_a_field_that_nobody_has(words: list[str]) -> None:
+def test_a_field_that_no_method_has(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"'method\.nonsense': fedprox has no such field\. .*method\.strength"):
         Experiment.from_words(words)
 
@@ -106,7 +106,7 @@ def test_defaults_of_another_method_are_not_worth_a_line(file: Path) -> None:
     assert Experiment.from_toml(file, ["method=fedavg"]).method_name == "fedavg"
 
 
-def test_a_method_that_is_not_here_can_be_replaced(file: Path) -> None:
+def test_a_method_whose_code_is_missing_can_be_replaced(file: Path) -> None:
     file.write_text('[method]\nname = "gone.py:Gone"\npull = 3\n')
     e, notices = Experiment.asked(["method=fedavg"], file)
     assert e.method_name == "fedavg"
@@ -312,7 +312,7 @@ def test_a_preset_s_value_without_effect_is_taken_out_without_a_word() -> None:
     assert (e.to_dict()["method"]["length"], e.norm, e.lr) == ("average", "shared", 0.5)
 
 
-def test_from_python_only_what_is_no_default_can_be_held_against_it() -> None:
+def test_from_python_only_a_value_other_than_the_default_is_an_error() -> None:
     plain = Experiment(schedule=Experiment.from_words(["schedule.factor=0.5"]).schedule)
     with pytest.raises(ConfigError, match=r"schedule\.factor=0\.5 would have no effect"):
         effects.settle(plain)
@@ -344,7 +344,7 @@ def test_a_method_whose_needs_are_misspelt() -> None:
         effects.settle(Experiment(method=Misspelt()))
 
 
-def test_what_methods_say_of_their_fields_is_of_their_fields() -> None:
+def test_the_needs_of_methods_name_their_fields() -> None:
     from fedrane.methods import METHODS
 
     for name, entry in METHODS.items():

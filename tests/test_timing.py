@@ -62,7 +62,7 @@ def test_a_run_marks_the_first_round_that_each_process_trains(tmp_path: Path) ->
     assert summary["seconds"] >= summary["warmup_seconds"] >= 0
 
 
-def test_a_round_that_nobody_answered_is_not_the_first() -> None:
+def test_a_round_without_replies_is_not_the_first() -> None:
     history = fedrane.run(quick(dropout=0.9, clients=2, rounds=6, seed=1)).history
     trained = [record["round"] for record in history if record["cohort"]]
     assert trained[0] > 1, "nobody answered in the first round"

@@ -44,19 +44,19 @@ def shift(image: Tensor, down: int, right: int, mirrored: bool) -> Tensor:
 def seen(moved: Tensor, originals: Tensor) -> list[tuple[int, int, bool]]:
     """The shift and flip that produced each image."""
     ways = [(d, r, m) for d in range(-2, 3) for r in range(-2, 3) for m in (False, True)]
-    found = []
+    moves = []
     for image, original in zip(moved, originals, strict=True):
         fits = [way for way in ways if torch.equal(shift(original, *way), image)]
         assert len(fits) == 1
-        found += fits
-    return found
+        moves += fits
+    return moves
 
 
 def test_images_are_padded_cut_and_mirrored_uniformly() -> None:
     x = pictures(10)
     examples = torch.arange(2000) % 10
-    found = seen(augmenter(crop=2, flip=True).move(x, examples, KEY), x[examples])
-    counts = np.array([found.count(way) for way in sorted(set(found))])
+    moves = seen(augmenter(crop=2, flip=True).move(x, examples, KEY), x[examples])
+    counts = np.array([moves.count(way) for way in sorted(set(moves))])
     assert len(counts) == 50
     assert ((counts - 40) ** 2 / 40).sum() < 85, "χ² of 49 degrees of freedom: one in a thousand is above"
 
@@ -95,8 +95,8 @@ def test_every_example_is_a_partner_once_and_padding_never() -> None:
 
 
 def test_partners_are_uniform() -> None:
-    found = [mixed(4, 4, KEY + k)[1].tolist() for k in range(2400)]
-    counts = np.array([found.count(order) for order in {tuple(f): f for f in found}.values()])
+    orders = [mixed(4, 4, KEY + k)[1].tolist() for k in range(2400)]
+    counts = np.array([orders.count(order) for order in {tuple(f): f for f in orders}.values()])
     assert len(counts) == 24
     assert ((counts - 100) ** 2 / 100).sum() < 50, "χ² of 23 degrees of freedom: one in a thousand is above"
 
@@ -205,6 +205,6 @@ def test_what_cannot_be_is_refused(how: dict[str, Any]) -> None:
         Augmentation(**how)
 
 
-def test_a_window_holds_something_of_its_image() -> None:
+def test_a_crop_contains_part_of_its_image() -> None:
     with pytest.raises(ConfigError, match=r"augment\.crop=8 on images of 8 × 8"):
         run("sequential", augment=Augmentation(crop=8))

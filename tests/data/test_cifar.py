@@ -101,7 +101,7 @@ def refused(path, content, **how):
 
 
 @both
-def test_a_batch_is_read_with_its_channels_rows_and_columns_in_place(tmp_path, python):
+def test_a_batch_is_read_with_channels_rows_and_columns_in_order(tmp_path, python):
     x, y = read(tmp_path / "data_batch_1", batch(python))
     assert (x.dtype, x.shape, y.dtype, y.tolist()) == (np.uint8, (2, 3, 32, 32), np.int64, [6, 9])
     for row, column in ((0, 0), (0, 31), (31, 0), (5, 17)):
@@ -138,14 +138,14 @@ def test_the_original_names_are_read(tmp_path):
         cifar.names(tmp_path / "batches.meta", "label_names", 100, REMEDY)
 
 
-def test_a_file_cut_short_is_refused(tmp_path):
+def test_a_truncated_file_is_rejected(tmp_path):
     whole = batch(TWO)
     for length in [*range(200), *range(200, len(whole), 97), len(whole) - 1]:
         refused(tmp_path / "batch", whole[:length])
 
 
 @pytest.mark.parametrize("labels", [[6], [6, 9, 1], [6, 10], [6, 255]], ids=["fewer", "more", "ten", "large"])
-def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
+def test_inconsistent_labels_are_rejected(tmp_path, labels):
     assert "labels" in refused(tmp_path / "batch", batch(TWO, labels))
 
 
@@ -154,7 +154,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
     [b"N", b"]" + text(TWO, "cat") + b"aK\x01a", b"]\x88aK\x01a", b"]J\xff\xff\xff\xffaK\x01a"],
     ids=["none", "names", "true", "negative"],
 )
-def test_labels_of_another_kind_are_refused(tmp_path, labels):
+def test_labels_of_another_type_are_rejected(tmp_path, labels):
     content = dictionary(TWO, labels=labels, data=array(TWO, 2, 3072, PIXELS))
     assert "labels" in refused(tmp_path / "batch", content)
 
@@ -163,7 +163,7 @@ def test_labels_of_another_kind_are_refused(tmp_path, labels):
 @pytest.mark.parametrize(
     ("rows", "columns"), [(3, 3072), (1, 3072), (3072, 2), (1, 6144), (-2, -3072), (2**31 - 1, 2**31 - 1)]
 )
-def test_an_array_of_another_shape_is_refused(tmp_path, python, rows, columns):
+def test_an_array_of_another_shape_is_rejected(tmp_path, python, rows, columns):
     tracemalloc.start()
     refused(tmp_path / "batch", batch(python, data=array(python, rows, columns, PIXELS)))
     peak = tracemalloc.get_traced_memory()[1]
@@ -173,12 +173,12 @@ def test_an_array_of_another_shape_is_refused(tmp_path, python, rows, columns):
 
 @both
 @pytest.mark.parametrize("kind", ["O", "O8", "i8", "V3072"])
-def test_an_array_of_anything_but_bytes_is_refused(tmp_path, python, kind):
+def test_an_array_of_another_dtype_is_rejected(tmp_path, python, kind):
     message = refused(tmp_path / "batch", batch(python, data=array(python, 2, 3072, PIXELS, kind)))
     assert f"refused: the file asks for an array of type {kind!r}" in message
 
 
-def test_an_array_that_was_never_filled_is_refused(tmp_path):
+def test_an_array_that_was_never_filled_is_rejected(tmp_path):
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     assert "no images" in refused(tmp_path / "batch", batch(TWO, data=made))
 
@@ -247,7 +247,7 @@ def test_the_hostile_files_are_hostile(tmp_path):
         b"\xff\xfe not a pickle",
     ],
 )
-def test_broken_files_are_refused(tmp_path, content):
+def test_broken_files_are_rejected(tmp_path, content):
     refused(tmp_path / "batch", content)
 
 

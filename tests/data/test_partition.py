@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning
 
 @quick
 @given(requests())
-def test_each_row_has_one_owner_and_nobody_has_too_little(
+def test_each_example_has_one_client_and_every_client_has_enough(
     request_: tuple[NDArray[np.int64], int, int, Partitioning, int],
 ) -> None:
     y, classes, clients, how, seed = request_
@@ -112,7 +112,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
     assert shares.var(axis=0) == pytest.approx(mean * (1 - mean) / (clients * alpha + 1), abs=0.012)
 
 
-def test_no_client_gains_by_its_place() -> None:
+def test_no_client_gains_by_its_position() -> None:
     y = np.arange(2000) % 100
     sizes = np.mean([partition(y, 100, 10, Partitioning(minimum=2), seed).sizes for seed in range(100)], axis=0)
     assert sizes == pytest.approx(200, abs=15)
@@ -165,14 +165,14 @@ def test_shards_that_fit_the_classes_give_each_client_two_of_them_at_most() -> N
     assert ((partition(y, 10, 10, Partitioning("shards"), 0).counts(y, 10) > 0).sum(axis=1) <= 2).all()
 
 
-def test_more_shards_than_rows_is_an_error() -> None:
+def test_more_shards_than_examples_is_an_error() -> None:
     with pytest.raises(DataError, match=r"200 shards .* of 100 examples.*partition\.shards=10 or less"):
         partition(labels(100, 2), 2, 10, Partitioning("shards", shards=20), 0)
 
 
 @quick
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.data())
-def test_rows_are_taken_from_the_highest_one_by_one(heights: list[int], data: st.DataObject) -> None:
+def test_examples_are_taken_from_the_largest_one_by_one(heights: list[int], data: st.DataObject) -> None:
     total = data.draw(st.integers(0, sum(heights)))
     left = list(heights)
     for _ in range(total):
@@ -190,7 +190,7 @@ def test_repair_takes_from_the_largest_its_most_numerous_class_and_keeps_the_ske
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_more_clients_than_rows_allow_is_one_clear_error(kind: str) -> None:
+def test_too_many_clients_is_one_clear_error(kind: str) -> None:
     with pytest.raises(DataError, match=r"clients=9 or fewer or partition\.minimum=4 or less"):
         partition(labels(99, 3), 3, 20, Partitioning(kind), 0)
     with pytest.raises(DataError, match=r"fewer clients and a smaller partition\.minimum"):
@@ -209,7 +209,7 @@ NATURAL = Partitioning("natural")
 
 
 @pytest.mark.parametrize("clients", [0, 3])
-def test_natural_clients_keep_their_rows_even_below_the_minimum(clients: int) -> None:
+def test_natural_clients_keep_their_examples_even_below_the_minimum(clients: int) -> None:
     owner = np.array([2, 0, 2, 5, 0, 5, 5])
     made = partition(labels(7, 2), 2, clients, NATURAL, 0, owner)
     assert [rows.tolist() for rows in made.clients] == [[1, 4], [0, 2], [3, 5, 6]]
@@ -228,7 +228,7 @@ def test_natural_errors() -> None:
 
 
 @pytest.mark.parametrize("clients", [(), (np.array([0, 1]), np.array([1, 2])), (np.array([0]), np.array([2]))])
-def test_a_partition_that_is_none_is_refused(clients: tuple[NDArray[np.int64], ...]) -> None:
+def test_an_invalid_partition_is_rejected(clients: tuple[NDArray[np.int64], ...]) -> None:
     with pytest.raises(DataError):
         Partition(clients)
 
@@ -266,7 +266,7 @@ def one_client(rows: int) -> Partition:
     st.floats(0, 0.99),
     st.integers(0, 1000),
 )
-def test_a_split_uses_each_row_once_and_empties_nobody(
+def test_a_split_uses_each_example_once_and_empties_no_client(
     sizes: list[int], test: float, validation: float, seed: int
 ) -> None:
     owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -285,7 +285,7 @@ def test_a_split_uses_each_row_once_and_empties_nobody(
         assert np.array_equal(one, other)
 
 
-def test_split_shares_are_those_asked_for_and_follow_the_seed() -> None:
+def test_split_fractions_are_as_configured_and_depend_on_the_seed() -> None:
     parts = split(one_client(1000), 0, validation=0.2)
     assert (len(parts.train[0]), len(parts.validation[0]), len(parts.test[0])) == (600, 150, 250)
     assert not np.array_equal(parts.test[0], split(one_client(1000), 1).test[0])
@@ -341,7 +341,7 @@ def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], m
     assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
 
 
-def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
+def test_a_file_replaces_the_settings(saved: tuple[Partition, Path]) -> None:
     made, path = saved
     how = Partitioning("iid", file=str(path))
     assert same(partition(labels(300, 5), 5, 8, how, 99), made)
@@ -350,7 +350,7 @@ def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
         partition(labels(300, 5), 5, 9, how, 99)
 
 
-def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
+def test_a_partition_of_other_data_is_rejected(saved: tuple[Partition, Path]) -> None:
     with pytest.raises(
         DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"
     ):
@@ -374,7 +374,9 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_a_broken_file_is_refused_or_still_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_broken_file_is_rejected_or_still_intact(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("broken") / "partition.npz"
     made = partition(labels(60, 3), 3, 4, Partitioning(), 0)
     save(made, path)
@@ -414,7 +416,7 @@ GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("
         {"rows": np.array([None] * 6)},
     ],
 )
-def test_an_archive_of_other_arrays_is_refused(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
+def test_an_archive_of_other_arrays_is_rejected(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, **GOOD)
     assert load(path, rows=6).sizes.tolist() == [2, 4]
@@ -424,14 +426,14 @@ def test_an_archive_of_other_arrays_is_refused(tmp_path: Path, change: dict[str,
 
 
 @pytest.mark.parametrize("missing", sorted(GOOD))
-def test_an_archive_without_an_array_is_refused(tmp_path: Path, missing: str) -> None:
+def test_an_archive_without_an_array_is_rejected(tmp_path: Path, missing: str) -> None:
     np.savez(tmp_path / "less.npz", **{name: array for name, array in GOOD.items() if name != missing})
     with pytest.raises(DataError, match="not a partition"):
         load(tmp_path / "less.npz", rows=6)
 
 
 @pytest.mark.parametrize("content", [b"", b"client,row\n0,1\n"])
-def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_type_of_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "text.npz").write_bytes(content)
     np.save(tmp_path / "array.npy", np.arange(3))
     for name in ("text.npz", "array.npy"):
