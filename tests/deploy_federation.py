@@ -191,7 +191,7 @@ class Federation:
 
     def kept(self, out: str, client: int) -> Any:
         """What a client keeps of the round whose upload the server has aggregated last."""
-        key = json.loads((self.folder / out / "facts.json").read_text())["key"]
+        key = json.loads((self.folder / out / "metadata.json").read_text())["key"]
         last = int(fedrane.load(self.folder / out).owns[client].extra["aggregated"])
         path = self.folder / "clients" / str(client) / key / f"round-{last:06d}.safetensors"
         return read(path).owns[0]

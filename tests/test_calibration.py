@@ -1,4 +1,4 @@
-"""Temperatures: the likeliest, found from sums; what they are fitted to; and that they make scores probabilities."""
+"""Temperature scaling: the fit from sums, the examples it uses, and the probabilities it gives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drawn(rows: int, sharpness: float, seed: int = 0, classes: int = 5) -> Clien
 
 
 def likelihood(examples: ClientScores, beta: Tensor, wrong: float) -> Tensor:
-    """The negative log of it, as autograd can differentiate it."""
+    """The negative log-likelihood, for autograd."""
     classes = examples.scores.shape[1]
     target = torch.full_like(examples.scores, wrong / (classes - 1))
     target[torch.arange(len(examples.y)), examples.y] = 1 - wrong
@@ -65,10 +65,10 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_at(sharpness: float) -
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 40.0])
 def test_no_other_temperature_is_likelier(sharpness: float) -> None:
     examples, wrong = drawn(300, sharpness), 0.01
-    found = fit([examples], [wrong])
-    best = likelihood(examples, torch.tensor(1 / found), wrong)
+    temperature = fit([examples], [wrong])
+    best = likelihood(examples, torch.tensor(1 / temperature), wrong)
     for other in (0.99, 1.01, 0.5, 2.0):
-        assert likelihood(examples, torch.tensor(other / found), wrong) > best
+        assert likelihood(examples, torch.tensor(other / temperature), wrong) > best
 
 
 def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
@@ -78,7 +78,7 @@ def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
 
 
 def test_a_model_without_errors_is_not_taken_for_certain() -> None:
-    """It is counted one error: after n right answers it is about as sure as that."""
+    """One wrong prediction is added: after n correct ones, the confidence is about 1 − 1/n."""
     scores = torch.eye(4, dtype=torch.float64).repeat(25, 1)
     perfect = ClientScores(scores, scores.argmax(1))
     temperature = fit([perfect], [1 / 102])
@@ -100,7 +100,7 @@ def digits(method: str, **changes: Any) -> Result:
 
 
 def calibration_error(chances: Tensor, y: Tensor, bins: int = 15) -> float:
-    """The expected calibration error: how far confidence is from accuracy, over bins of confidence."""
+    """The expected calibration error: the distance of confidence from accuracy, over bins of confidence."""
     sure, label = chances.double().max(1)
     place = (sure * bins).ceil().long()
     gaps = [(sure - (label == y).double())[place == b].sum().abs() for b in range(bins + 1)]
@@ -110,7 +110,7 @@ def calibration_error(chances: Tensor, y: Tensor, bins: int = 15) -> float:
 @pytest.mark.parametrize("validation", [0.0, 0.2])
 @pytest.mark.parametrize("method", ["spherefed", "fedrane-wo-lra", "fedavg"])
 def test_probabilities_are_nearer_the_truth_than_a_softmax(method: str, validation: float) -> None:
-    """On test rows, of which the temperature knows nothing; cosine scores are far from it without."""
+    """On test examples, which are not used in the fit; without it, cosine scores are far off."""
     result = digits(method, validation=validation)
     x, y = torch.from_numpy(DIGITS.x_test), torch.from_numpy(DIGITS.y_test)
     with torch.no_grad():
@@ -135,14 +135,14 @@ def test_personal_probabilities_are_near_the_truth() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_answer_of_every_method_is_calibrated(name: str) -> None:
+def test_every_model_of_every_method_is_calibrated(name: str) -> None:
     result = conformance.trained(METHODS[name].kind(**METHODS[name].preset), rounds=2)
     assert set(result.calibration) == set(result.algorithm.answers_on(result.task))
-    assert all(math.isfinite(found.temperature) and found.temperature > 0 for found in result.calibration.values())
+    assert all(math.isfinite(each.temperature) and each.temperature > 0 for each in result.calibration.values())
 
 
 def scrambled(result: Result, keep: str) -> Result:
-    """With the labels of all rows but those of one kind turned round."""
+    """With other labels for all examples except one part of the split."""
     y = torch.full_like(result.federation.train.y, 0)
     for mine in getattr(result.federation.split, keep):
         y[mine] = result.federation.train.y[mine]
@@ -153,7 +153,7 @@ def scrambled(result: Result, keep: str) -> Result:
 
 @pytest.mark.parametrize(("share", "kind"), [(0.0, "train"), (0.2, "validation")])
 def test_test_examples_are_not_looked_at(share: float, kind: str) -> None:
-    """Labels of other rows may be anything; those of the rows it is fitted to matter."""
+    """Only the labels of the examples that it is fitted to matter."""
     result = digits("spherefed", rounds=2, validation=share)
     again = scrambled(result, kind)
     assert calibration.calibrate(result, again.federation, None) == result.calibration
@@ -161,7 +161,7 @@ def test_test_examples_are_not_looked_at(share: float, kind: str) -> None:
 
 
 def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
-    """With norm=batch, each client by itself, in batches of training's size, as at an evaluation."""
+    """With norm=batch, each client separately, in batches of the training size, as in an evaluation."""
     result = conformance.trained(FedAvg(), rounds=2, norm="batch")
     clients = []
     with torch.no_grad():
@@ -196,35 +196,35 @@ def test_a_resumed_run_has_the_same_temperature(tmp_path: Path) -> None:
 
 def test_a_loaded_model_has_its_temperature(tmp_path: Path) -> None:
     result = small(tmp_path, "run", Local())
-    found = fedrane.load(tmp_path / "run", model=conformance.network())
-    assert found.calibration == result.calibration
-    assert found.personal(1).temperature == result.calibration["personal"].temperature
+    models = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert models.calibration == result.calibration
+    assert models.personal(1).temperature == result.calibration["personal"].temperature
     x = torch.from_numpy(conformance.blobs().x_test)
-    chances = found.personal(1).predict_proba(x)
-    torch.testing.assert_close(chances, (found.personal(1)(x) / found.personal(1).temperature).softmax(1))
+    probabilities = models.personal(1).predict_proba(x)
+    torch.testing.assert_close(probabilities, (models.personal(1)(x) / models.personal(1).temperature).softmax(1))
 
 
 def test_a_folder_of_an_older_version_has_scores(tmp_path: Path) -> None:
     small(tmp_path, "run")
     (tmp_path / "run" / CALIBRATION).unlink()
-    found = fedrane.load(tmp_path / "run", model=conformance.network()).model
-    assert found.temperature is None
+    model = fedrane.load(tmp_path / "run", model=conformance.network()).model
+    assert model.temperature is None
     with pytest.raises(ConfigError, match="not calibrated"):
-        found.predict_proba(torch.zeros(1, 6))
+        model.predict_proba(torch.zeros(1, 6))
 
 
 def test_a_temperature_belongs_to_its_round(tmp_path: Path) -> None:
-    """Where the last checkpoint is damaged, an older one is used, whose scores it does not fit."""
+    """If the last checkpoint is damaged, an older one is used, and the temperature does not fit its scores."""
     small(tmp_path, "run")
     newest = Folder(tmp_path / "run").checkpoints()[-1]
     newest.write_bytes(b"")
     with pytest.warns(UserWarning, match="older checkpoint"):
-        found = fedrane.load(tmp_path / "run", model=conformance.network())
-    assert found.calibration == {}
+        models = fedrane.load(tmp_path / "run", model=conformance.network())
+    assert models.calibration == {}
 
 
 def test_metrics_do_not_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines, summary and checkpoints are those of a run without."""
+    """Metrics, summary and checkpoints are the same as without calibration."""
     small(tmp_path, "with")
     monkeypatch.setattr(loop, "calibrate", lambda models, federation, engine: {})
     small(tmp_path, "without")

@@ -1,4 +1,4 @@
-"""The evaluation contract, against numbers counted by hand."""
+"""The metrics, compared with numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = State(Model({}, {}), {})
 
 
 class Oracle:
-    """An engine whose answers are laid down: model ``w`` = 0 is always right, 1 says class 0, 2 always errs."""
+    """An engine with fixed predictions: model ``w`` = 0 is always right, 1 predicts class 0, 2 is always wrong."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -42,14 +42,14 @@ def four_clients(
     held: tuple[list[int], ...] = ([],) * 4,
     norm: str = "shared",
 ) -> Federation:
-    """Labels are row % 3."""
+    """The label of an example is its index modulo 3."""
     fed = federation(table(60), [[0, 1], [2], [3], [4]], norm=norm)
     parts = [tuple(np.array(rows, dtype=np.int64) for rows in part) for part in (held, test)]
     return Federation(fed.task, fed.train, fed.test, Split(fed.split.train, *parts), fed.batch, fed.seed)
 
 
 def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object]:
-    """Clients 0 and 3 are always right, 1 says class 0, 2 always errs."""
+    """Clients 0 and 3 are always right, 1 predicts class 0, 2 is always wrong."""
     fed = four_clients(held=([12], [13, 14], [15], []) if validation else ([],) * 4)
 
     class Declared(Algorithm):
@@ -92,7 +92,7 @@ def test_validation_is_apart_from_the_test() -> None:
 
 
 def test_where_answers_depend_on_the_batch_clients_are_asked_apart() -> None:
-    """With batch statistics at test nobody's answers may hang on another client's rows."""
+    """With batch statistics at test time, no prediction may depend on another client's examples."""
     for norm, asked in (("shared", [60, 10]), ("batch", [60, 3, 4, 2, 1])):
         oracle, fed = Oracle(), four_clients(norm=norm)
         server = State(Model({"w": torch.tensor(1)}, {}), {})
@@ -102,8 +102,8 @@ def test_where_answers_depend_on_the_batch_clients_are_asked_apart() -> None:
 
 
 def test_a_class_without_rows_has_no_recall() -> None:
-    """It is neither right nor wrong, and the balanced accuracy is over the others."""
-    fed = four_clients(test=([0, 2, 3], [5], [6], [8]))  # no row of class 1
+    """Its recall is undefined, and the balanced accuracy is over the other classes."""
+    fed = four_clients(test=([0, 2, 3], [5], [6], [8]))  # no example of class 1
 
     class Declared(Algorithm):
         answers = (PERSONAL,)
@@ -114,14 +114,14 @@ def test_a_class_without_rows_has_no_recall() -> None:
 
 
 def test_minority_classes() -> None:
-    """Classes a client has, with fewer than half of its mean class count."""
+    """Classes that a client has, with fewer than half its mean class count."""
     labels = np.array([[10, 1, 4], [5, 5, 0], [9, 0, 1], [0, 0, 0], [6, 2, 1], [9, 2, 1], [8, 2, 0]])
     none, second, third = [False] * 3, [False, True, False], [False, False, True]
     expected = [second, none, third, none, third, third, second]  # [9, 2, 1]: 2 is just half of the mean
     assert minority_classes(labels).tolist() == expected
 
 
-def test_minority_accuracy_counts_only_their_rows() -> None:
+def test_minority_accuracy_counts_only_their_examples() -> None:
     fed = federation(table(60), [[0, 3, 6, 9, 12, 15, 18, 1], [2, 5]])  # client 0: seven of class 0, one of class 1
     test = (np.array([21, 4, 7]), np.array([8]))
     fed = Federation(fed.task, fed.train, fed.test, Split(fed.split.train, fed.split.validation, test), fed.batch, 0)

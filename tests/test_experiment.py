@@ -1,4 +1,4 @@
-"""The configuration: written, read, overridden, and refused with the nearest real key."""
+"""The configuration: written, read, overridden, and rejected with the nearest known key."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_file_with_words_over_it(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Own(Algorithm):
-    """A method of a user's."""
+    """A user's method."""
 
     strength: float = 0.1
     steps: int = 3
@@ -104,7 +104,7 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         (["image_size=-2"], "pixels"),
     ],
 )
-def test_mistakes_are_answered(words: list[str], message: str) -> None:
+def test_mistakes_get_a_clear_error(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.from_words(words)
 
@@ -118,7 +118,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_every_field_can_be_typed() -> None:
-    """A word exists for every field: what is written is read back."""
+    """Every field can be set by a word: what is written is read back."""
     made = Experiment()
 
     def words(prefix: str, value: Any) -> list[str]:
@@ -161,7 +161,7 @@ def test_methods_from_a_module() -> None:
 
 
 def test_methods_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found through its entry point, listed, written down by its name; a broken one is one clear error."""
+    """It is loaded by its entry point, listed, and written by its name; a broken one is one clear error."""
     (tmp_path / "theirs.py").write_text(
         "from fedrane import Algorithm\n\nclass Theirs(Algorithm):\n    '''Theirs.'''\n"
     )

@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, whoever else writes it and wherever a writer dies."""
+"""Files are written atomically, with concurrent writers and if a writer is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrane.files import PARTS, as_toml, write_atomically
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another writes it wholly while the first is at its most delicate: what it has written is not yet in place."""
+    """Another process writes the whole file while the first has written its part but not yet moved it."""
     path, flush = tmp_path / "table.md", os.fsync
 
     def meanwhile(descriptor: int) -> None:
@@ -29,7 +29,7 @@ def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: 
 def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.part").touch()
     (tmp_path / "table.md").write_text("old")
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # it never comes to that
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process does not clean up
 
     def killed(descriptor: int) -> None:
         raise KeyboardInterrupt

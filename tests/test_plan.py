@@ -10,7 +10,7 @@ from fedrane.data import plan
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 4), st.integers(0, 9))
-def test_each_epoch_sees_each_row_once(size: int, batch: int, epochs: int, client: int) -> None:
+def test_each_epoch_uses_each_example_once(size: int, batch: int, epochs: int, client: int) -> None:
     made = plan.batches(3, 5, {client: size, client + 1: size, client + 2: 3}, batch, epochs)[client]
     steps = -(-size // batch)
     assert made.rows.shape == made.live.shape == (epochs * steps, batch)
@@ -30,13 +30,13 @@ def test_batches_differ_by_round_client_and_epoch() -> None:
     for other in (of(0, 2, 0), of(0, 1, 1), of(1, 1, 0)):
         assert not np.array_equal(first.rows, other.rows)
         assert not set(first.keys.tolist()) & set(other.keys.tolist())
-    for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # whoever else takes part
+    for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # independent of the other clients
         assert np.array_equal(first.rows, again.rows)
         assert np.array_equal(first.keys, again.keys)
 
 
 @given(st.integers(1, 300), st.floats(0.001, 1), st.integers(1, 100))
-def test_a_cohort_is_a_sorted_share(population: int, participation: float, round: int) -> None:
+def test_a_cohort_is_a_sorted_fraction(population: int, participation: float, round: int) -> None:
     cohort = plan.cohort(7, round, population, participation)
     assert len(cohort) == max(1, int(participation * population + 0.5))
     assert cohort == sorted(set(cohort))

@@ -1,4 +1,4 @@
-"""What a user asks for arrives, whatever the order of the words; what cannot be used is an error or is said."""
+"""Every setting is used, in any order of the words; one that cannot be used is an error or a notice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def strength(e: Experiment) -> float:
     return e.algorithm.strength
 
 
-# ---- words are a set
+# ---- the order of words does not matter
 
 
 def test_the_order_of_words_does_not_matter() -> None:
@@ -43,7 +43,7 @@ def test_the_order_of_words_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("words", [["method.nonsense=5", "method=fedprox"], ["method=fedprox", "method.nonsense=5"]])
-def test_a_field_that_nobody_has(words: list[str]) -> None:
+def test_a_field_that_no_method_has(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"'method\.nonsense': fedprox has no such field\. .*method\.strength"):
         Experiment.from_words(words)
 
@@ -128,18 +128,18 @@ def test_another_method_s_name_as_a_key() -> None:
         Experiment.from_words(["fedprox.strength=1"])
 
 
-# ---- a file under them
+# ---- words that override a file
 
 
 def test_the_file_s_own_fields_stay_under_its_own_method(file: Path) -> None:
-    """As an error, warnings would end this test: nothing is to be said."""
+    """There are no notices: warnings are errors in tests."""
     for words in ([], ["method=fedprox"], ["lr=1"]):
         assert strength(Experiment.from_toml(file, words)) == 5.0
     assert strength(Experiment.from_toml(file, ["method.strength=2", "method=fedprox"])) == 2.0
 
 
 def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(file: Path) -> None:
-    """Also where the other method has a field of that name: its meaning and scale are another."""
+    """Also if the other method has a field of that name: its meaning and scale are different."""
     for name in ("fedavg", "ditto"):
         e, notices = Experiment.asked([f"method={name}"], file)
         assert e.algorithm == Experiment(method=name).algorithm
@@ -157,7 +157,7 @@ def test_defaults_of_another_method_are_not_worth_a_line(file: Path) -> None:
     assert Experiment.from_toml(file, ["method=fedavg"]).method_name == "fedavg"
 
 
-def test_a_method_that_is_not_here_can_be_replaced(file: Path) -> None:
+def test_a_method_whose_code_is_missing_can_be_replaced(file: Path) -> None:
     file.write_text('[method]\nname = "gone.py:Gone"\npull = 3\n')
     e, notices = Experiment.asked(["method=fedavg"], file)
     assert e.method_name == "fedavg"
@@ -165,7 +165,7 @@ def test_a_method_that_is_not_here_can_be_replaced(file: Path) -> None:
 
 
 def test_a_method_of_ones_own_is_the_same_from_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run writes its path in full; a word may have it from here."""
+    """A run writes the absolute path; a word may have a relative one."""
     (file.parent / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom fedrane import Algorithm\n\n"
         "@dataclass(frozen=True)\nclass Mine(Algorithm):\n    pull: float = 2.0\n"
@@ -184,7 +184,7 @@ def test_a_file_s_fields_without_a_method_wait_for_one(file: Path) -> None:
 
 
 def test_an_ablation_by_name_over_a_file_that_has_every_field(file: Path) -> None:
-    """And back: the name decides what makes it one."""
+    """And back: the name defines the ablation."""
     for old, new in itertools.permutations(["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"], 2):
         file.write_text(Experiment.from_words([f"method={old}", "method.head=linear"]).to_toml())
         e = Experiment.from_toml(file, [f"method={new}"])
@@ -206,7 +206,7 @@ def test_a_preset_under_another_method() -> None:
 
 
 def test_a_file_between_a_preset_and_words(file: Path) -> None:
-    """A field over the preset's is of the preset's method."""
+    """A field that overrides the preset belongs to the preset's method."""
     file.write_text('preset = "paper"\nlr = 0.3\n[method]\nblend = 0.5\n')
     e = Experiment.from_toml(file)
     assert (e.lr, e.batch, e.to_dict()["method"]["blend"], e.to_dict()["method"]["length"]) == (0.3, 128, 0.5, "ball")
@@ -312,7 +312,7 @@ IDLE = [
 
 @pytest.mark.parametrize("words", IDLE, ids=" ".join)
 def test_a_word_without_effect_is_an_error(words: list[str]) -> None:
-    """Even at the default: who writes it believes that it does something."""
+    """Even with the default value: the user expects that it has an effect."""
     key = words[-1].partition("=")[0]
     for order in (words, words[::-1]):
         with pytest.raises(ConfigError, match=rf"^{key}=.* would have no effect: that needs .* is .*Leave {key} out"):
@@ -357,13 +357,13 @@ def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None
 
 
 def test_a_preset_s_value_without_effect_is_taken_out_without_a_word() -> None:
-    """Nobody wrote it for this experiment; and the configuration that is kept must run again without a word."""
+    """A preset is not written for this experiment; and the saved configuration must run again without notices."""
     e, notices = effects.settle(Experiment.from_words(["preset=paper", "method=fedrane-wo-gne", "model=convnet"]))
     assert not notices
     assert (e.to_dict()["method"]["length"], e.norm, e.lr) == ("average", "shared", 0.5)
 
 
-def test_from_python_only_what_is_no_default_can_be_held_against_it() -> None:
+def test_from_python_only_a_value_other_than_the_default_is_an_error() -> None:
     plain = Experiment(schedule=Experiment.from_words(["schedule.factor=0.5"]).schedule)
     with pytest.raises(ConfigError, match=r"schedule\.factor=0\.5 would have no effect"):
         effects.settle(plain)
@@ -383,7 +383,7 @@ def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
 
 @dataclass(frozen=True)
 class Misspelt(Algorithm):
-    """Its ``needs`` names what it does not have."""
+    """Its ``needs`` names a field that it does not have."""
 
     needs: ClassVar[Needs] = {"sterngth=1.0": ("width",)}
     strength: float = 1.0
@@ -395,7 +395,7 @@ def test_a_method_whose_needs_are_misspelt() -> None:
         effects.settle(Experiment(method=Misspelt()))
 
 
-def test_what_methods_say_of_their_fields_is_of_their_fields() -> None:
+def test_the_needs_of_methods_name_their_fields() -> None:
     from fedrane.methods import METHODS
 
     for name, entry in METHODS.items():

@@ -1,4 +1,4 @@
-"""How many threads a run computes on, who says so, and what is left of it afterwards. No time is asserted."""
+"""The number of threads of a run, what decides it, and that it is restored afterwards. No time is asserted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Many = Callable[[int], None]
 
 @pytest.fixture
 def machine() -> Iterator[Many]:
-    """Sets how many threads torch has when a run begins."""
+    """Sets the number of threads that torch has when a run begins."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
 class Watching(Algorithm):
-    """Writes down on how many threads its hooks compute."""
+    """Records the number of threads on which its hooks compute."""
 
     seen: list[tuple[str, int]]
 
@@ -78,7 +78,7 @@ def same_end(one: Result, other: Result) -> None:
     assert history == other_history
 
 
-# ---- as many as it says
+# ---- the chosen number is used
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked", "auto"])
@@ -127,7 +127,7 @@ def test_a_number_that_cannot_be(threads: Any) -> None:
         quick(threads=threads)
 
 
-# ---- what is left of it
+# ---- the caller's number is restored
 
 
 def libraries() -> list[tuple[str, int]]:
@@ -135,7 +135,7 @@ def libraries() -> list[tuple[str, int]]:
 
 
 def test_the_caller_s_threads_are_as_before(machine: Many, tmp_path: Path) -> None:
-    fedrane.run(quick(rounds=1))  # whatever is loaded is loaded
+    fedrane.run(quick(rounds=1))  # load all libraries before counting
     machine(3)
     before = libraries()
     fedrane.run(quick(), tmp_path / "run", stop=lambda: True)
@@ -157,12 +157,12 @@ def test_also_after_a_failure(engine: str, machine: Many) -> None:
     assert torch.get_num_threads() == 3
 
 
-# ---- what is written down, and used again
+# ---- the number is recorded, and used by resume
 
 
 def test_a_folder_names_the_engine_and_the_threads(machine: Many, tmp_path: Path) -> None:
     machine(2)
-    whole = fedrane.run(quick(engine="auto", method="fedbabu"), tmp_path / "run")  # which has a finale
+    whole = fedrane.run(quick(engine="auto", method="fedbabu"), tmp_path / "run")  # which has a post-training stage
     text = (tmp_path / "run" / "config.toml").read_text()
     assert "auto" not in text
     assert 'engine = "stacked"\nthreads = 1\n' in text
@@ -172,7 +172,7 @@ def test_a_folder_names_the_engine_and_the_threads(machine: Many, tmp_path: Path
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_resume_computes_on_as_many_threads_as_before(engine: str, machine: Many, tmp_path: Path) -> None:
-    """FedMTL's sums differ from one number of threads to another."""
+    """FedMTL's sums depend on the number of threads."""
     settings: dict[str, Any] = {"method": "fedmtl", "engine": engine, "clients": 20, "batch": 32}
     machine(2)
     whole = fedrane.run(quick(threads=2, **settings))
@@ -206,7 +206,7 @@ def test_a_comparison_goes_on_in_folders_that_name_what_was_left_open(tmp_path: 
     assert compare(wanted, [0], tmp_path), "it is the same experiment"
 
 
-# ---- on machines with other cores
+# ---- on machines with another number of cores
 
 
 def pictures() -> Dataset:
@@ -217,7 +217,7 @@ def pictures() -> Dataset:
 
 @pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=FORKS)])
 def test_the_number_of_workers_changes_no_bit(engine: str) -> None:
-    """FedMTL merges all clients' whole models in one product, which the server's threads would sum up in parts."""
+    """FedMTL aggregates all clients' models in one product, which the server's threads would sum in parts."""
     settings: dict[str, Any] = {"method": "fedmtl", "engine": engine, "clients": 100, "partition": {"minimum": 2}}
     one, three = (fedrane.run(quick(threads=number, rounds=2, **settings)) for number in (1, 3))
     same_end(one, three)
@@ -242,7 +242,7 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
 
 
 def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back() -> None:
-    """Channels last while it trains, contiguous in what it hands over."""
+    """Channels last in training, contiguous in what it returns."""
     result = fedrane.run(quick(method="fedrane", model="convnet", batch=16, rounds=1), dataset=pictures())
     trained = engines.Threaded(result.algorithm, result.federation).train_round(result.server, {}, [0, 1], 2, 0.05, 1)
     for path, leaf in tree.flatten(
@@ -252,8 +252,7 @@ def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back()
 
 
 def test_a_resumed_worker_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """What clients keep lies channels last while they train, and not so in a checkpoint, from which those answer who do
-    not train again."""
+    """Client state is channels last in training but not in a checkpoint; clients that train no more predict from it."""
     settings: dict[str, Any] = {"method": "fedmtl", "model": "convnet", "batch": 16, "lr": 0.05}
     experiment = quick(engine="threaded", threads=2, participation=0.5, **settings)
     whole = fedrane.run(experiment, dataset=pictures())

@@ -1,4 +1,4 @@
-"""The time of a round does not include the start of the process that ran it."""
+"""The time of a round does not include the warm-up of its process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_first_round_that_was_fast_took_what_it_took() -> None:
 
 
 def test_without_another_round_nothing_is_taken_off() -> None:
-    """A finale trains otherwise: its time is no measure for the rounds, nor theirs for it."""
+    """A post-training stage trains differently: its time and those of the rounds are not comparable."""
     history = [record(1, 5.0, warmup=True), record(2, 0.1)]
     assert timing.training(history, 1) == [5.0, 0.1]
     assert timing.warmup(history, 1) == 0
@@ -62,7 +62,7 @@ def test_a_run_marks_the_first_round_that_each_process_trains(tmp_path: Path) ->
     assert summary["seconds"] >= summary["warmup_seconds"] >= 0
 
 
-def test_a_round_that_nobody_answered_is_not_the_first() -> None:
+def test_a_round_without_replies_is_not_the_first() -> None:
     history = fedrane.run(quick(dropout=0.9, clients=2, rounds=6, seed=1)).history
     trained = [record["round"] for record in history if record["cohort"]]
     assert trained[0] > 1, "nobody answered in the first round"

@@ -1,4 +1,4 @@
-"""Augmentation: what is drawn, from what, and that every engine draws the same."""
+"""Augmentation: what is drawn, from which key, and that every engine draws the same."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def augmenter(**how: Any) -> Augmenter:
 
 
 def pictures(rows: int, side: int = 6) -> Tensor:
-    """Images whose pixels identify where they were: none is black, no two are alike."""
+    """Images whose pixels identify their original position: none is black, and no two are equal."""
     numbers = np.random.Generator(np.random.Philox(1)).permutation(rows * side * side)
     return torch.from_numpy(numbers.reshape(rows, 1, side, side) + 1)
 
 
 def shift(image: Tensor, down: int, right: int, mirrored: bool) -> Tensor:
-    """By padding and cutting, as every library does it."""
+    """By padding and cropping, as in other libraries."""
     side, pad = image.shape[-1], 2
     padded = F.pad(image, (pad, pad, pad, pad))[:, pad + down : pad + down + side, pad + right : pad + right + side]
     return padded.flip(-1) if mirrored else padded
 
 
 def seen(moved: Tensor, originals: Tensor) -> list[tuple[int, int, bool]]:
-    """For each image, by which shift and mirror it came about."""
+    """The shift and flip that produced each image."""
     ways = [(d, r, m) for d in range(-2, 3) for r in range(-2, 3) for m in (False, True)]
-    found = []
+    moves = []
     for image, original in zip(moved, originals, strict=True):
         fits = [way for way in ways if torch.equal(shift(original, *way), image)]
         assert len(fits) == 1
-        found += fits
-    return found
+        moves += fits
+    return moves
 
 
 def test_images_are_padded_cut_and_mirrored_uniformly() -> None:
     x = pictures(10)
     examples = torch.arange(2000) % 10
-    found = seen(augmenter(crop=2, flip=True).move(x, examples, KEY), x[examples])
-    counts = np.array([found.count(way) for way in sorted(set(found))])
+    moves = seen(augmenter(crop=2, flip=True).move(x, examples, KEY), x[examples])
+    counts = np.array([moves.count(way) for way in sorted(set(moves))])
     assert len(counts) == 50
     assert ((counts - 40) ** 2 / 40).sum() < 85, "χ² of 49 degrees of freedom: one in a thousand is above"
 
@@ -80,10 +80,10 @@ def test_another_key_and_another_position_draw_otherwise() -> None:
 
 
 def mixed(rows: int, live: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs that are their own number: the mixture, its partners, the weight, and the labels of the partners."""
+    """Mix inputs that are their own index: the mixture, its partners, the weight, and the labels of the partners."""
     x = torch.arange(rows, dtype=torch.float64)[:, None] + 1
     y, mask = torch.arange(rows) % 3, torch.arange(rows) < live
-    x[live:] = torch.nan  # padding may hold anything
+    x[live:] = torch.nan  # padding may have any value
     inputs, other = augmenter(mixup=mixup).mix(x, y, mask, key)
     partner = ((inputs - x) / other.weight[:, None] + x)[:live, 0].round().long() - 1
     assert torch.equal(other.y[:live], y[partner])
@@ -96,8 +96,8 @@ def test_every_example_is_a_partner_once_and_padding_never() -> None:
 
 
 def test_partners_are_uniform() -> None:
-    found = [mixed(4, 4, KEY + k)[1].tolist() for k in range(2400)]
-    counts = np.array([found.count(order) for order in {tuple(f): f for f in found}.values()])
+    orders = [mixed(4, 4, KEY + k)[1].tolist() for k in range(2400)]
+    counts = np.array([orders.count(order) for order in {tuple(f): f for f in orders}.values()])
     assert len(counts) == 24
     assert ((counts - 100) ** 2 / 100).sum() < 50, "χ² of 23 degrees of freedom: one in a thousand is above"
 
@@ -207,6 +207,6 @@ def test_what_cannot_be_is_refused(how: dict[str, Any]) -> None:
         Augmentation(**how)
 
 
-def test_a_window_holds_something_of_its_image() -> None:
+def test_a_crop_contains_part_of_its_image() -> None:
     with pytest.raises(ConfigError, match=r"augment\.crop=8 on images of 8 × 8"):
         run("sequential", augment=Augmentation(crop=8))

@@ -1,4 +1,4 @@
-"""The datasets known by name: where they are sought, how they are turned and labelled, and what is said when absent."""
+"""The known datasets: where they are searched, their orientation and labels, and the error if they are missing."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ from fedrane.data.dataset import hold_out
 from fedrane.errors import DataError
 
 TOP_RIGHT = np.zeros((28, 28), np.uint8)
-TOP_RIGHT[0, 27] = 255  # no reflection and no transposition leaves it in place
+TOP_RIGHT[0, 27] = 255  # every reflection or transposition moves it
 TOP_RIGHT[0, 26] = 9
 
 
@@ -45,7 +45,7 @@ def test_fashion_mnist_is_read_upright(tmp_path, suffix):
     assert (data.mean, data.std) == ((0.2860,), (0.3530,))
 
 
-def test_emnist_letters_are_turned_upright_and_counted_from_nought(tmp_path):
+def test_emnist_letters_are_transposed_and_numbered_from_zero(tmp_path):
     for part in ("train", "test"):
         stem = tmp_path / "EMNIST" / "raw" / f"emnist-letters-{part}"
         idx_file(Path(f"{stem}-images-idx3-ubyte.gz"), [TOP_RIGHT.T, TOP_RIGHT.T])  # stored column by column
@@ -69,7 +69,7 @@ def test_emnist_letters_are_turned_upright_and_counted_from_nought(tmp_path):
     ],
     ids=["label", "count", "size"],
 )
-def test_files_that_do_not_fit_are_refused(tmp_path, wrong, complaint):
+def test_inconsistent_files_are_rejected(tmp_path, wrong, complaint):
     write_fmnist(tmp_path / "FashionMNIST" / "raw", **wrong)
     with pytest.raises(DataError, match="fedrane data get fmnist") as caught:
         catalogue.load("fmnist", tmp_path)
@@ -101,7 +101,7 @@ def test_absent_files_are_named_with_the_way_to_get_them(tmp_path):
         catalogue.load("fmnist", tmp_path)
 
 
-def test_status_tells_what_is_ready(tmp_path):
+def test_status_lists_what_is_ready(tmp_path):
     write_fmnist(tmp_path / "FashionMNIST" / "raw")
     listed = {entry.name: entry for entry in catalogue.status(tmp_path)}
     assert tuple(listed) == catalogue.NAMES == ("digits", "fmnist", "emnist-letters", "cifar10", "cifar100")
@@ -128,13 +128,13 @@ def test_digits_need_no_file_and_hold_out_a_fixed_fifth():
     assert (again.x_test == data.x_test).all()
 
 
-def test_the_held_out_rows_never_change():
-    """Results of today and of tomorrow are measured on the same rows, whatever numpy is installed."""
+def test_the_held_out_examples_never_change():
+    """The test set is the same in every version, and with every version of NumPy."""
     held = hold_out(np.arange(1000) % 7)
     assert hashlib.sha256(np.packbits(held).tobytes()).hexdigest()[:16] == "cc7f641310e42eca"
 
 
-def test_every_class_of_two_rows_gives_one_to_the_test():
+def test_every_class_of_two_examples_gives_one_to_the_test_set():
     y = np.array([0, 1, 1, 2, 2, 2, *[3] * 8])
     assert np.bincount(y[hold_out(y)], minlength=4).tolist() == [0, 1, 1, 2]
 
@@ -151,7 +151,7 @@ def test_the_data_root_is_the_one_given_then_the_environment_then_the_cache(monk
     assert catalogue.data_root("given") == Path("given")
 
 
-def test_a_mistyped_name_is_answered_with_the_nearest(tmp_path):
+def test_a_mistyped_name_gets_the_nearest_as_a_suggestion(tmp_path):
     for attempt in (catalogue.load, load):
         with pytest.raises(DataError, match="Did you mean 'fmnist'"):
             attempt("fmist", tmp_path)

@@ -1,4 +1,4 @@
-"""CIFAR files, assembled here instruction by instruction as Python 2 and Python 3 write them, and hostile ones."""
+"""CIFAR files, assembled instruction by instruction as Python 2 and Python 3 write them, and malicious ones."""
 
 import contextlib
 import hashlib
@@ -68,7 +68,7 @@ def dictionary(python, **items):
 
 
 def image(number):
-    """3072 bytes in the order of the format (red rows, green rows, blue rows), all different in their place."""
+    """3072 bytes in the order of the format (red, green, blue), which identify their position."""
     return bytes(
         (channel * 80 + row * 2 + column + number) % 256
         for channel in range(3)
@@ -101,7 +101,7 @@ def refused(path, content, **how):
 
 
 @both
-def test_a_batch_is_read_with_its_channels_rows_and_columns_in_place(tmp_path, python):
+def test_a_batch_is_read_with_channels_rows_and_columns_in_order(tmp_path, python):
     x, y = read(tmp_path / "data_batch_1", batch(python))
     assert (x.dtype, x.shape, y.dtype, y.tolist()) == (np.uint8, (2, 3, 32, 32), np.int64, [6, 9])
     for row, column in ((0, 0), (0, 31), (31, 0), (5, 17)):
@@ -123,7 +123,7 @@ def test_an_array_stored_column_by_column_is_read_the_same(tmp_path, python):
 
 
 def test_single_items_and_memo_references_are_read(tmp_path):
-    # SETITEM and APPEND one by one, and a label taken from the memo with BINGET, as cPickle writes short rests.
+    # SETITEM and APPEND one by one, and a label from the memo with BINGET, as cPickle writes short remainders.
     content = b"\x80\x02}" + text(TWO, "data") + array(TWO, 2, 3072, PIXELS) + b"s"
     content += text(TWO, "labels") + b"]K\x04q\x07ah\x07as."
     assert read(tmp_path / "batch", content)[1].tolist() == [4, 4]
@@ -138,14 +138,14 @@ def test_the_original_names_are_read(tmp_path):
         cifar.names(tmp_path / "batches.meta", "label_names", 100, REMEDY)
 
 
-def test_a_file_cut_short_is_refused(tmp_path):
+def test_a_truncated_file_is_rejected(tmp_path):
     whole = batch(TWO)
     for length in [*range(200), *range(200, len(whole), 97), len(whole) - 1]:
         refused(tmp_path / "batch", whole[:length])
 
 
 @pytest.mark.parametrize("labels", [[6], [6, 9, 1], [6, 10], [6, 255]], ids=["fewer", "more", "ten", "large"])
-def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
+def test_inconsistent_labels_are_rejected(tmp_path, labels):
     assert "labels" in refused(tmp_path / "batch", batch(TWO, labels))
 
 
@@ -154,7 +154,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
     [b"N", b"]" + text(TWO, "cat") + b"aK\x01a", b"]\x88aK\x01a", b"]J\xff\xff\xff\xffaK\x01a"],
     ids=["none", "names", "true", "negative"],
 )
-def test_labels_of_another_kind_are_refused(tmp_path, labels):
+def test_labels_of_another_type_are_rejected(tmp_path, labels):
     content = dictionary(TWO, labels=labels, data=array(TWO, 2, 3072, PIXELS))
     assert "labels" in refused(tmp_path / "batch", content)
 
@@ -163,28 +163,28 @@ def test_labels_of_another_kind_are_refused(tmp_path, labels):
 @pytest.mark.parametrize(
     ("rows", "columns"), [(3, 3072), (1, 3072), (3072, 2), (1, 6144), (-2, -3072), (2**31 - 1, 2**31 - 1)]
 )
-def test_an_array_of_another_shape_is_refused(tmp_path, python, rows, columns):
+def test_an_array_of_another_shape_is_rejected(tmp_path, python, rows, columns):
     tracemalloc.start()
     refused(tmp_path / "batch", batch(python, data=array(python, rows, columns, PIXELS)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 5_000_000  # a shape is only compared, never made room for
+    assert peak < 5_000_000  # a shape is only compared, never allocated
 
 
 @both
 @pytest.mark.parametrize("kind", ["O", "O8", "i8", "V3072"])
-def test_an_array_of_anything_but_bytes_is_refused(tmp_path, python, kind):
+def test_an_array_of_another_dtype_is_rejected(tmp_path, python, kind):
     message = refused(tmp_path / "batch", batch(python, data=array(python, 2, 3072, PIXELS, kind)))
     assert f"refused: the file asks for an array of type {kind!r}" in message
 
 
-def test_an_array_that_was_never_filled_is_refused(tmp_path):
+def test_an_array_that_was_never_filled_is_rejected(tmp_path):
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     assert "no images" in refused(tmp_path / "batch", batch(TWO, data=made))
 
 
 def hostile(marker):
-    """Pickles that would leave a mark, by every instruction that calls something."""
+    """Pickles that would leave a trace, by every instruction that calls something."""
     command, code = text(THREE, f"touch {marker}"), text(THREE, f"open({str(marker)!r}, 'w')")
     getter = b"c__builtin__\ngetattr\n"
     return {
@@ -233,21 +233,21 @@ def test_the_hostile_files_are_hostile(tmp_path):
     [
         b"\x80\x02cnumpy\nndarray\nK\x00\x85R.",  # a type that is named is not called
         b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",  # no other encoding
-        b"\x80\x02]]R.",  # a list is no function
-        b"\x80\x02}(]K\x01u.",  # a list is no key
+        b"\x80\x02]]R.",  # a list is not a function
+        b"\x80\x02}(]K\x01u.",  # a list is not a key
         b"\x80\x02}(K\x01u.",  # a key without value
-        b"\x80\x02K\x01K\x01a.",  # a number is no list
+        b"\x80\x02K\x01K\x01a.",  # a number is not a list
         b"\x80\x02]}b.",  # a list has no state
         b"\x80\x02h\x07.",  # nothing in the memo
         b"\x80\x02.",  # nothing on the stack
         b"\x80\x02u.",  # no mark
         b"\x80\x02].",  # not a dictionary
-        b"\x80\x02}r\xff\xff\xff\xff.",  # a far place in the memo takes no room
+        b"\x80\x02}r\xff\xff\xff\xff.",  # a large index in the memo allocates nothing
         b"\x80\x02T\xff\xff\xff\x7f.",  # a long string that is not there
         b"\xff\xfe not a pickle",
     ],
 )
-def test_broken_files_are_refused(tmp_path, content):
+def test_broken_files_are_rejected(tmp_path, content):
     refused(tmp_path / "batch", content)
 
 

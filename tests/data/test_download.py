@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that can break off, ignore ranges, lie, or have nothing."""
+"""Downloads from a local server that can disconnect, ignore ranges, send wrong data, or have no files."""
 
 import errno
 import gzip
@@ -28,14 +28,14 @@ FIRST = "train-images-idx3-ubyte.gz"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; ``asked`` lists (name, Range) in order."""
+    """Serves ``files``; ``asked`` lists the requests (name, Range) in order."""
 
     def __init__(self, files):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.asked = files, []
         self.ranges = True
-        self.break_after = []  # for the next requests: how many bytes to send before breaking off
-        self.fail_with = []  # for the next requests: a status to answer with
+        self.break_after = []  # for the next requests: how many bytes to send before disconnecting
+        self.fail_with = []  # for the next requests: the status to return
 
     @property
     def url(self):
@@ -158,10 +158,10 @@ def test_a_server_that_ignores_ranges_is_heard_from_the_start(serve, tmp_path):
 
 
 @pytest.mark.parametrize("extra", [0, 7], ids=["as long", "longer"])
-def test_a_part_that_cannot_be_continued_is_begun_anew(serve, tmp_path, extra):
+def test_a_part_that_cannot_be_continued_is_started_over(serve, tmp_path, extra):
     server = serve()
     raw(tmp_path).mkdir(parents=True)
-    (raw(tmp_path) / f"{FIRST}.part").write_bytes(b"?" * (len(FILES[FIRST]) + extra))  # answered with 416
+    (raw(tmp_path) / f"{FIRST}.part").write_bytes(b"?" * (len(FILES[FIRST]) + extra))  # the server returns 416
     download.get("fmnist", tmp_path, None, server.sources())
     assert [asked for _, asked in server.asked[:2]] == [f"bytes={len(FILES[FIRST]) + extra}-", None]
     assert (raw(tmp_path) / FIRST).read_bytes() == FILES[FIRST]
@@ -214,7 +214,7 @@ def test_a_wrong_checksum_leaves_nothing(serve, tmp_path):
     assert list(raw(tmp_path).iterdir()) == []
 
 
-def test_a_file_the_server_does_not_have_is_said_at_once_and_the_part_kept(serve, tmp_path):
+def test_a_file_missing_on_the_server_is_reported_at_once_and_the_part_kept(serve, tmp_path):
     server = serve()
     sources = server.sources()
     server.files = {}
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
         download.get("fmnist", tmp_path)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest(tmp_path):
+def test_an_unknown_name_gets_the_nearest_as_a_suggestion(tmp_path):
     with pytest.raises(DataError, match="Did you mean 'cifar100'"):
         download.get("cifar1000", tmp_path)
 

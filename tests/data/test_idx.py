@@ -11,7 +11,7 @@ from fedrane.data import idx
 from fedrane.errors import DataError
 
 REMEDY = "Delete the file and run `fedrane data get fmnist`"
-PIXELS = bytes(range(24))  # two images of 3 × 4, no two pixels alike: a wrong order shows
+PIXELS = bytes(range(24))  # two images of 3 × 4 with different pixels: a wrong order shows
 IMAGES = b"\x00\x00\x08\x03" + struct.pack(">III", 2, 3, 4) + PIXELS
 LABELS = b"\x00\x00\x08\x01" + struct.pack(">I", 5) + bytes([9, 0, 3, 3, 1])
 
@@ -26,8 +26,8 @@ def refused(path, content, dimensions=3):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-@pytest.mark.parametrize("name", ["images", "images.gz"])  # the content tells, not the name
-def test_images_are_read_row_by_row(tmp_path, pack, name):
+@pytest.mark.parametrize("name", ["images", "images.gz"])  # the content decides, not the name
+def test_images_are_read_in_row_major_order(tmp_path, pack, name):
     path = tmp_path / name
     path.write_bytes(pack(IMAGES))
     images = idx.read(path, 3, REMEDY)
@@ -44,17 +44,17 @@ def test_labels_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_file_cut_anywhere_is_refused(tmp_path, pack):
+def test_a_file_truncated_anywhere_is_rejected(tmp_path, pack):
     whole = pack(IMAGES)
     for length in range(len(whole)):
         refused(tmp_path / "images", whole[:length])
 
 
-def test_a_file_that_is_too_long_is_refused(tmp_path):
+def test_a_file_that_is_too_long_is_rejected(tmp_path):
     assert "more than 24 bytes" in refused(tmp_path / "images", IMAGES + b"!")
 
 
-def test_a_damaged_gzip_is_refused(tmp_path):
+def test_a_damaged_gzip_is_rejected(tmp_path):
     packed = bytearray(gzip.compress(IMAGES))
     packed[-6] ^= 0xFF  # in the checksum
     assert "cannot be read" in refused(tmp_path / "images", bytes(packed))
@@ -67,7 +67,7 @@ def test_a_damaged_gzip_is_refused(tmp_path):
     [b"\x00\x00\x08\x01", b"\x00\x00\x0d\x03", b"PK\x03\x04", b"<htm"],
     ids=["dimensions", "floats", "zip", "page"],
 )
-def test_a_wrong_magic_number_is_refused(tmp_path, magic):
+def test_a_wrong_magic_number_is_rejected(tmp_path, magic):
     message = refused(tmp_path / "images", magic + IMAGES[4:])
     assert magic.hex(" ") in message
     assert "00 00 08 03" in message
@@ -83,7 +83,7 @@ def test_a_header_cannot_claim_memory(tmp_path):
     assert peak < 5_000_000
 
 
-def test_an_unreadable_path_is_refused(tmp_path):
+def test_an_unreadable_path_is_rejected(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         idx.read(tmp_path, 3, REMEDY)
 

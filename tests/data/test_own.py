@@ -1,4 +1,4 @@
-"""Users' own data: arrays, folders of images, torch datasets."""
+"""The user's own data: arrays, folders of images, torch datasets."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fedrane.data.dataset import hold_out
 from fedrane.errors import DataError
 
 RNG = np.random.default_rng(5)
-COLOUR = RNG.integers(0, 256, (10, 3, 6, 5), dtype=np.uint8)  # no two axes alike: a swap shows
+COLOUR = RNG.integers(0, 256, (10, 3, 6, 5), dtype=np.uint8)  # no two axes are equal: a swap shows
 GREY = COLOUR[:, 0]
 LABELS = np.array([0, 1] * 5)
 
@@ -24,7 +24,7 @@ def npz(tmp_path, **arrays):
 
 
 def complete(x, **more):
-    """With its own test rows, so that no row moves."""
+    """With a test set, so that no example is held out."""
     return {"x": x, "y": LABELS, "x_test": x, "y_test": LABELS, **more}
 
 
@@ -74,7 +74,7 @@ def test_a_table_becomes_float32_and_a_constant_column_keeps_its_scale(tmp_path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_a_table_with_an_unusable_number_is_refused(tmp_path, value):
+def test_a_table_with_an_unusable_number_is_rejected(tmp_path, value):
     table = np.zeros((10, 3))
     table[4, 2] = value
     message = refused(from_npz, npz(tmp_path, **complete(table)))
@@ -83,13 +83,13 @@ def test_a_table_with_an_unusable_number_is_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize("images", [COLOUR / 128, COLOUR / 255 - 0.5, COLOUR.astype(int), COLOUR.astype(float)])
-def test_images_that_are_neither_bytes_nor_fractions_are_refused(tmp_path, images):
+def test_images_that_are_neither_bytes_nor_in_the_unit_range_are_rejected(tmp_path, images):
     message = refused(from_npz, npz(tmp_path, **complete(images)))
     assert f"images of {images.dtype} from {images.min()} to {images.max()}" in message
     assert all(remedy in message for remedy in ("as uint8", "divide by", "do not normalise"))
 
 
-def test_images_with_a_hole_are_refused(tmp_path):
+def test_images_with_nan_are_rejected(tmp_path):
     holes = np.where(COLOUR > 3, COLOUR / 255, np.nan)
     assert "not a number" in refused(from_npz, npz(tmp_path, **complete(holes)))
 
@@ -97,7 +97,7 @@ def test_images_with_a_hole_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "x", [np.zeros(10), np.zeros((10, 1, 2, 3, 4)), np.zeros((10, 2), complex), np.array(["a"] * 10)]
 )
-def test_inputs_of_another_kind_are_refused(tmp_path, x):
+def test_inputs_of_another_type_are_rejected(tmp_path, x):
     assert "mine.npz: x is" in refused(from_npz, npz(tmp_path, **complete(x)))
 
 
@@ -140,7 +140,7 @@ def test_given_classes_are_taken_in_their_order(tmp_path):
         ({"y": np.array([None] * 10)}, "without arrays of objects"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(tmp_path, wrong, complaint):
+def test_inconsistent_arrays_are_rejected(tmp_path, wrong, complaint):
     path = npz(tmp_path, **(complete(GREY) | wrong))
     message = refused(from_npz, path)
     assert complaint in message
@@ -153,7 +153,7 @@ def test_inputs_and_labels_come_together(tmp_path, left_out):
     assert f"no array {left_out!r}" in refused(from_npz, npz(tmp_path, **arrays))
 
 
-def test_a_file_that_is_no_archive_of_arrays_is_refused(tmp_path):
+def test_a_file_that_is_not_an_archive_of_arrays_is_rejected(tmp_path):
     path = tmp_path / "mine.npz"
     assert "does not exist" in refused(load, str(path))
     for content in (b"", b"no archive", npz(tmp_path, x=GREY, y=LABELS).read_bytes()[:-30]):
@@ -164,7 +164,7 @@ def test_a_file_that_is_no_archive_of_arrays_is_refused(tmp_path):
     assert "cannot be read" in refused(load, str(path))
 
 
-def test_without_test_rows_a_fixed_fifth_of_each_class_is_held_out(tmp_path):
+def test_without_a_test_set_a_fixed_fifth_of_each_class_is_held_out(tmp_path):
     x, y = np.arange(50.0).reshape(25, 2), np.array([0] * 15 + [1] * 8 + [2] * 2)
     data = load(str(npz(tmp_path, x=x, y=y)))
     assert np.bincount(data.y_test).tolist() == [3, 2, 1]
@@ -176,7 +176,7 @@ def test_without_test_rows_a_fixed_fifth_of_each_class_is_held_out(tmp_path):
     assert "no example can be held out" in refused(from_npz, lonely)
 
 
-def test_clients_are_numbered_and_none_loses_its_only_row(tmp_path):
+def test_clients_are_numbered_and_none_loses_its_only_example(tmp_path):
     y = np.zeros(40, int)
     lonely = np.flatnonzero(hold_out(y))[0]
     client = np.array(["ann"] * 20 + ["bob"] * 20)
@@ -223,10 +223,10 @@ def test_a_folder_of_clients_with_train_and_test(tmp_path):
     assert data.client is not None
     assert data.client.tolist() == [0, 0, 1, 1]
     assert (data.x[1] == COLOUR[1]).all()
-    assert (data.x_test[1] == GREY[3]).all()  # a grey one among coloured ones: the same in all channels
+    assert (data.x_test[1] == GREY[3]).all()  # a grey image among RGB images: the same in all channels
 
 
-def test_a_folder_with_train_alone_holds_rows_out(tmp_path):
+def test_a_folder_with_only_train_holds_out_examples(tmp_path):
     for number in range(4):
         picture(tmp_path / "train" / "cat" / f"{number}.png", GREY[number])
     assert (len(from_folder(tmp_path).y), from_folder(tmp_path).classes) == (3, ("cat",))
@@ -271,7 +271,7 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
     assert f"{broken} has more than 8 bits" in refused(from_folder, tmp_path)
 
 
-def test_a_folder_without_images_in_their_places_is_refused(tmp_path):
+def test_a_folder_with_a_wrong_layout_is_rejected(tmp_path):
     assert "is not a folder" in refused(from_folder, tmp_path / "none")
     assert "has no images" in refused(from_folder, tmp_path)
     (tmp_path / "notes.txt").write_text("nothing")
@@ -320,7 +320,7 @@ def test_a_torch_dataset_of_images(convert, label):
     assert len(from_torch(items).y) == 8
 
 
-def test_a_torch_dataset_of_rows():
+def test_a_torch_dataset_of_a_table():
     data = from_torch(TensorDataset(torch.arange(20.0).reshape(10, 2), torch.tensor(LABELS)))
     assert (data.x.dtype, data.shape, len(data.y_test)) == (np.float32, (2,), 2)
 
@@ -343,7 +343,7 @@ def test_grey_pictures_stay_grey():
     ],
     ids=["shapes", "two labels", "no label", "half a class", "normalised", "empty", "stream"],
 )
-def test_a_torch_dataset_that_does_not_fit_is_refused(items, complaint):
+def test_an_inconsistent_torch_dataset_is_rejected(items, complaint):
     message = refused(from_torch, items)
     assert complaint in message
     assert "torch" in message

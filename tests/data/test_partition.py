@@ -1,4 +1,4 @@
-"""Partitions: each row has one owner, nobody is left with too little, and only whole files are trusted."""
+"""Partitions: each example has one client, every client has enough, and only intact files are accepted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(one: Partition, other: Partition) -> bool:
 
 
 def skew(made: Partition, y: NDArray[np.int64], classes: int) -> float:
-    """The mean share of a client's most numerous class."""
+    """The mean fraction of a client's largest class."""
     counts = made.counts(y, classes)
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
@@ -44,14 +44,14 @@ def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning
         shards=draw(st.integers(1, minimum)),
         minimum=minimum,
     )
-    # The last class may have no rows, and the data may come sorted by label.
+    # The last class may have no examples, and the data may be sorted by label.
     y = labels(rows, max(classes - draw(st.integers(0, 1)), 1), draw(st.integers(0, 9)))
     return (np.sort(y) if draw(st.booleans()) else y), classes, clients, how, draw(st.integers(0, 2**32))
 
 
 @quick
 @given(requests())
-def test_each_row_has_one_owner_and_nobody_has_too_little(
+def test_each_example_has_one_client_and_every_client_has_enough(
     request_: tuple[NDArray[np.int64], int, int, Partitioning, int],
 ) -> None:
     y, classes, clients, how, seed = request_
@@ -94,12 +94,12 @@ def test_dirichlet_counts_are_those_of_every_earlier_release() -> None:
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-capped"])
 def test_a_smaller_alpha_gives_more_skew(kind: str) -> None:
     y = labels(20_000, 10)
-    found = [
+    skews = [
         skew(partition(y, 10, 50, Partitioning(kind, alpha=alpha), 0), y, 10) for alpha in (0.01, 0.1, 0.5, 5, 1e6)
     ]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 0.9
-    assert found[-1] < 0.12
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 0.9
+    assert skews[-1] < 0.12
 
 
 def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
@@ -112,7 +112,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
     assert shares.var(axis=0) == pytest.approx(mean * (1 - mean) / (clients * alpha + 1), abs=0.012)
 
 
-def test_no_client_gains_by_its_place() -> None:
+def test_no_client_gains_by_its_position() -> None:
     y = np.arange(2000) % 100
     sizes = np.mean([partition(y, 100, 10, Partitioning(minimum=2), seed).sizes for seed in range(100)], axis=0)
     assert sizes == pytest.approx(200, abs=15)
@@ -147,7 +147,7 @@ def test_quantity_skews_sizes_but_not_labels() -> None:
     y = np.sort(labels(20_000, 4))
     made = partition(y, 4, 20, Partitioning("quantity", alpha=0.2, minimum=200), 0)
     assert made.sizes.max() > 10 * made.sizes.min()
-    assert skew(made, y, 4) < 0.32  # clients brought up to the minimum included
+    assert skew(made, y, 4) < 0.32  # including clients that were raised to the minimum
 
 
 @quick
@@ -156,7 +156,7 @@ def test_a_shard_adds_at_most_its_classes(shards: int, seed: int) -> None:
     y = np.random.default_rng(0).permutation(np.arange(1200) % 10)
     made = partition(y, 10, 10, Partitioning("shards", shards=shards), seed)
     assert set(made.sizes.tolist()) == {120}
-    # Shards of 120 / shards rows against classes of 120 rows: none touches more than two classes.
+    # Shards of 120 / shards examples, and classes of 120: no shard overlaps more than two classes.
     assert (made.counts(y, 10) > 0).sum(axis=1).max() <= 2 * shards
 
 
@@ -165,14 +165,14 @@ def test_shards_that_fit_the_classes_give_each_client_two_of_them_at_most() -> N
     assert ((partition(y, 10, 10, Partitioning("shards"), 0).counts(y, 10) > 0).sum(axis=1) <= 2).all()
 
 
-def test_more_shards_than_rows_is_an_error() -> None:
+def test_more_shards_than_examples_is_an_error() -> None:
     with pytest.raises(DataError, match=r"200 shards .* of 100 examples.*partition\.shards=10 or less"):
         partition(labels(100, 2), 2, 10, Partitioning("shards", shards=20), 0)
 
 
 @quick
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.data())
-def test_rows_are_taken_from_the_highest_one_by_one(heights: list[int], data: st.DataObject) -> None:
+def test_examples_are_taken_from_the_largest_one_by_one(heights: list[int], data: st.DataObject) -> None:
     total = data.draw(st.integers(0, sum(heights)))
     left = list(heights)
     for _ in range(total):
@@ -190,7 +190,7 @@ def test_repair_takes_from_the_largest_its_most_numerous_class_and_keeps_the_ske
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_more_clients_than_rows_allow_is_one_clear_error(kind: str) -> None:
+def test_too_many_clients_is_one_clear_error(kind: str) -> None:
     with pytest.raises(DataError, match=r"clients=9 or fewer or partition\.minimum=4 or less"):
         partition(labels(99, 3), 3, 20, Partitioning(kind), 0)
     with pytest.raises(DataError, match=r"fewer clients and a smaller partition\.minimum"):
@@ -209,7 +209,7 @@ NATURAL = Partitioning("natural")
 
 
 @pytest.mark.parametrize("clients", [0, 3])
-def test_natural_clients_keep_their_rows_even_below_the_minimum(clients: int) -> None:
+def test_natural_clients_keep_their_examples_even_below_the_minimum(clients: int) -> None:
     owner = np.array([2, 0, 2, 5, 0, 5, 5])
     made = partition(labels(7, 2), 2, clients, NATURAL, 0, owner)
     assert [rows.tolist() for rows in made.clients] == [[1, 4], [0, 2], [3, 5, 6]]
@@ -228,7 +228,7 @@ def test_natural_errors() -> None:
 
 
 @pytest.mark.parametrize("clients", [(), (np.array([0, 1]), np.array([1, 2])), (np.array([0]), np.array([2]))])
-def test_a_partition_that_is_none_is_refused(clients: tuple[NDArray[np.int64], ...]) -> None:
+def test_an_invalid_partition_is_rejected(clients: tuple[NDArray[np.int64], ...]) -> None:
     with pytest.raises(DataError):
         Partition(clients)
 
@@ -266,7 +266,7 @@ def one_client(rows: int) -> Partition:
     st.floats(0, 0.99),
     st.integers(0, 1000),
 )
-def test_a_split_uses_each_row_once_and_empties_nobody(
+def test_a_split_uses_each_example_once_and_empties_no_client(
     sizes: list[int], test: float, validation: float, seed: int
 ) -> None:
     owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -285,7 +285,7 @@ def test_a_split_uses_each_row_once_and_empties_nobody(
         assert np.array_equal(one, other)
 
 
-def test_split_shares_are_those_asked_for_and_follow_the_seed() -> None:
+def test_split_fractions_are_as_configured_and_depend_on_the_seed() -> None:
     parts = split(one_client(1000), 0, validation=0.2)
     assert (len(parts.train[0]), len(parts.validation[0]), len(parts.test[0])) == (600, 150, 250)
     assert not np.array_equal(parts.test[0], split(one_client(1000), 1).test[0])
@@ -341,7 +341,7 @@ def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], m
     assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
 
 
-def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
+def test_a_file_replaces_the_settings(saved: tuple[Partition, Path]) -> None:
     made, path = saved
     how = Partitioning("iid", file=str(path))
     assert same(partition(labels(300, 5), 5, 8, how, 99), made)
@@ -350,7 +350,7 @@ def test_a_file_stands_for_the_settings(saved: tuple[Partition, Path]) -> None:
         partition(labels(300, 5), 5, 9, how, 99)
 
 
-def test_a_foreign_partition_says_so(saved: tuple[Partition, Path]) -> None:
+def test_a_partition_of_other_data_is_rejected(saved: tuple[Partition, Path]) -> None:
     with pytest.raises(
         DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"
     ):
@@ -374,7 +374,9 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_a_broken_file_is_refused_or_still_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_broken_file_is_rejected_or_still_intact(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("broken") / "partition.npz"
     made = partition(labels(60, 3), 3, 4, Partitioning(), 0)
     save(made, path)
@@ -382,16 +384,16 @@ def test_a_broken_file_is_refused_or_still_whole(tmp_path_factory: pytest.TempPa
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(0, len(content) - 1)) :]
     else:
-        place = data.draw(st.integers(0, len(content) - 1))
+        position = data.draw(st.integers(0, len(content) - 1))
         byte = data.draw(st.integers(0, 255))
-        assume(content[place] != byte)
-        content[place] = byte
+        assume(content[position] != byte)
+        content[position] = byte
     path.write_bytes(content)
     try:
-        found = load(path, rows=60)
+        loaded = load(path, rows=60)
     except DataError:
         return
-    assert same(found, made)  # some bytes of an archive, such as its dates, mean nothing
+    assert same(loaded, made)  # some bytes of an archive, such as its dates, do not matter
 
 
 GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("{}")}
@@ -414,7 +416,7 @@ GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("
         {"rows": np.array([None] * 6)},
     ],
 )
-def test_an_archive_of_other_arrays_is_refused(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
+def test_an_archive_of_other_arrays_is_rejected(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, **GOOD)
     assert load(path, rows=6).sizes.tolist() == [2, 4]
@@ -424,14 +426,14 @@ def test_an_archive_of_other_arrays_is_refused(tmp_path: Path, change: dict[str,
 
 
 @pytest.mark.parametrize("missing", sorted(GOOD))
-def test_an_archive_without_an_array_is_refused(tmp_path: Path, missing: str) -> None:
+def test_an_archive_without_an_array_is_rejected(tmp_path: Path, missing: str) -> None:
     np.savez(tmp_path / "less.npz", **{name: array for name, array in GOOD.items() if name != missing})
     with pytest.raises(DataError, match="not a partition"):
         load(tmp_path / "less.npz", rows=6)
 
 
 @pytest.mark.parametrize("content", [b"", b"client,row\n0,1\n"])
-def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_type_of_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "text.npz").write_bytes(content)
     np.save(tmp_path / "array.npy", np.arange(3))
     for name in ("text.npz", "array.npy"):

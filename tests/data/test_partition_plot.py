@@ -1,4 +1,4 @@
-"""The picture of a partition comes out in every format and size, with nothing laid over anything else."""
+"""The plot of a partition works in every format and size, and nothing in it overlaps."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def test_each_format(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (2, 2), (40, 30), (41, 3), (60, 100), (500, 2), (500, 100)])
-def test_no_label_lies_over_another(
-    tmp_path: Path, clients: int, classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_label_overlaps_another(tmp_path: Path, clients: int, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
     picture(tmp_path / "picture.png", clients, classes, "a title")
@@ -61,7 +59,7 @@ def test_svg_parses_and_shows_names_as_they_are(tmp_path: Path) -> None:
     assert root.tag.endswith("svg")
 
 
-def test_a_client_without_variety_and_a_class_without_rows(tmp_path: Path) -> None:
+def test_a_client_with_one_class_and_a_class_without_examples(tmp_path: Path) -> None:
     draw(Partition((np.array([0]), np.array([1]))), np.array([0, 0]), ["a", "b"], tmp_path / "small.png")
     ones = Partition(tuple(np.array([row]) for row in range(70)))
     draw(ones, np.arange(70) % 2, ["a", "b", "c"], tmp_path / "shaded.png")

@@ -1,4 +1,4 @@
-"""Streams: the same name gives the same numbers, today and after every update."""
+"""Random streams: the same name gives the same numbers, in every version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_streams_are_those_of_every_earlier_release() -> None:
 
 @quick
 @given(st.integers(0, 300), st.integers(), PARTS)
-def test_a_permutation_holds_each_number_once(n: int, seed: int, where: list[int | str]) -> None:
+def test_a_permutation_has_each_number_once(n: int, seed: int, where: list[int | str]) -> None:
     drawn = permutation(n, seed, *where)
     assert drawn.dtype == np.int64
     assert np.array_equal(np.sort(drawn), np.arange(n))
@@ -63,6 +63,6 @@ def test_uniform_fills_the_unit_interval() -> None:
     assert np.histogram(drawn, bins=10, range=(0, 1))[0] == pytest.approx(1000, abs=130)
 
 
-def test_generator_and_bits_start_the_same_stream_anew() -> None:
+def test_generator_and_bits_restart_the_same_stream() -> None:
     assert generator(1, "a").integers(2**60) == generator(1, "a").integers(2**60)
     assert generator(1, "a").bit_generator.random_raw() == bits(1, "a").random_raw()
