@@ -35,6 +35,8 @@ def slow_except(fast: Collection[str], names: Iterable[str]) -> list[Any]:
 
 EVERY_METHOD = slow_except([name for name, entry in METHODS.items() if not entry.preset], METHODS)
 """Of which a method with an option off is slow."""
+FEW = ("fedavg", "scaffold", "fedbabu")
+"""Methods that are quick: without a state, with one at both sides, with training at the end."""
 
 
 def dense(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -20,7 +20,7 @@ from fedrane.errors import ConfigError
 from fedrane.report.comparison import compare
 from fedrane.training import setup
 from fedrane.training.run_folder import CONFIG
-from problems import FORKS, Listener, federation, quick, table
+from problems import FORKS, SLOW, Listener, federation, quick, table
 
 Many = Callable[[int], None]
 
@@ -215,7 +215,7 @@ def pictures() -> Dataset:
     return Dataset("noise", x[:200], y[:200], x[200:], y[200:], tuple("abc"), (0.5,), (0.5,))
 
 
-@pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=FORKS)])
+@pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", marks=(FORKS, SLOW))])
 def test_the_number_of_workers_changes_no_bit(engine: str) -> None:
     """FedMTL aggregates all clients' models in one product, which the server's threads would sum in parts."""
     settings: dict[str, Any] = {"method": "fedmtl", "engine": engine, "clients": 100, "partition": {"minimum": 2}}
@@ -224,7 +224,7 @@ def test_the_number_of_workers_changes_no_bit(engine: str) -> None:
 
 
 @FORKS
-@pytest.mark.parametrize("method", ["fedmtl", "fedrane"])
+@pytest.mark.parametrize("method", ["fedmtl", pytest.param("fedrane", marks=SLOW)])
 def test_threads_go_on_where_processes_cannot_to_the_same_bits(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

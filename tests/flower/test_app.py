@@ -33,6 +33,7 @@ from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
 from harness import OWN, metrics
+from problems import FEW, slow_except
 
 CLIENTS = 4
 
@@ -91,7 +92,7 @@ def same_as_local(federation: Federation, out: Path) -> None:
             same_bytes(dict(held[kind].state_dict()), dict(expected.state_dict()))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(FEW, METHODS))
 def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, validation=0.2, rounds=2, batch=999)
     same_as_local(federation, federation.serve())
@@ -167,7 +168,7 @@ def dying(round: int) -> Callable[[Message], Message]:
     return down
 
 
-@pytest.mark.parametrize("method", ["fedper", "scaffold", "ditto"])
+@pytest.mark.parametrize("method", slow_except(FEW, ["fedper", "scaffold", "ditto"]))
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every: int, tmp_path: Path) -> None:
     """Clients' states intact: those that had run ahead of the checkpoint go back with it."""
@@ -268,7 +269,7 @@ def with_late_client(federation: Federation, folder: Path) -> tuple[Path, list[i
     return federation.serve(down=down), rounds
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in BY_NUMBER])
+@pytest.mark.parametrize("method", slow_except(FEW, [name for name in METHODS if name not in BY_NUMBER]))
 def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=256)
     out, rounds = with_late_client(federation, tmp_path)

@@ -20,6 +20,7 @@ from fedrane.flower import simulation
 from fedrane.flower.engine import TooFewRepliesError
 from fedrane.methods import METHODS
 from flower_grids import looped, small, trained
+from problems import EVERY_METHOD
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -44,7 +45,7 @@ def with_norm(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, classes))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path: Path) -> None:
     """Nor one that never changes at the server, but for the first time."""
     experiment = small(method=name, rounds=2, participation=1.0, norm="local", model_head="4", eval_every=9, batch=999)
@@ -77,7 +78,7 @@ def test_the_page_s_bytes_are_of_all_methods() -> None:
     assert bytes_on_the_page().keys() == METHODS.keys()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_bytes_are_those_of_the_arrays_that_travel_and_of_the_page(name: str, tmp_path: Path) -> None:
     experiment = small(method=name, clients=3, participation=1.0, rounds=2, batch=999, eval_every=9)
     with looped(tmp_path, nodes=3) as loop:

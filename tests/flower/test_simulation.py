@@ -19,10 +19,12 @@ from fedrane.flower import simulation
 from fedrane.methods import METHODS
 from flower_grids import as_over_flower, federation_of, looped, small
 from harness import same_run
+from problems import SLOW
 
 pytestmark = pytest.mark.filterwarnings("default")  # Flower's and Ray's own are theirs to mend
 
 
+@SLOW
 def test_runs_end_as_they_do_locally(subtests: pytest.Subtests, ray: None, tmp_path: Path) -> None:
     """In one test, so that Ray, which takes longer to start than all of this to run, starts once."""
     for name in METHODS:

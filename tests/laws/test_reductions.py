@@ -25,6 +25,7 @@ from fedrane.methods.local import Local
 from fedrane.methods.moon import MOON
 from fedrane.methods.spherefed import SphereFed
 from fedrane.models.norms import POLICIES
+from problems import slow_except
 
 Read = Callable[[Result], Any]
 
@@ -73,7 +74,7 @@ REDUCTIONS: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm], tu
 }
 
 
-@pytest.mark.parametrize("norm", POLICIES)
+@pytest.mark.parametrize("norm", slow_except(["shared", "local"], POLICIES))
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_method_reduced_is_the_other_bit_for_bit(name: str, norm: str) -> None:
     special, plain, reads = REDUCTIONS[name]

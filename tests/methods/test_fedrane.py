@@ -21,7 +21,7 @@ from fedrane.ops import graph, nash
 from fedrane.ops.contrast import discrimination
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
-from problems import Listener, quick, task_of
+from problems import SLOW, Listener, quick, task_of
 
 PLAIN: dict[str, Any] = {"head": "linear", "loss": "ce"}
 
@@ -49,7 +49,7 @@ def imbalanced(seed: int) -> Batch:
     return Batch(x, y, torch.ones(128, dtype=torch.bool), torch.tensor(seed), full=True)
 
 
-@pytest.mark.parametrize("settings", [{}, PLAIN], ids=["default", "linear"])
+@pytest.mark.parametrize("settings", [{}, pytest.param(PLAIN, marks=SLOW)], ids=["default", "linear"])
 def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -> None:
     """After training on imbalanced batches, z̃ of the smallest class is closer to its class mean than z."""
     method = FedRANE(**settings)

@@ -28,6 +28,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,9 +78,10 @@ class Span(NamedTuple):
     end: int
 
 
-def tokens(text: str) -> list[Token]:
+@cache
+def tokens(text: str) -> tuple[Token, ...]:
     """Also of what is not whole Python, such as ``x) + 1``."""
-    return [Token(found[1], *found.span(1)) for found in TOKEN.finditer(text) if found[1]]
+    return tuple(Token(found[1], *found.span(1)) for found in TOKEN.finditer(text) if found[1])
 
 
 def match(pattern: Sequence[str], text: Sequence[str], at: int) -> list[Span] | None:
@@ -110,6 +112,7 @@ def nodes(parent: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
             yield from nodes(child, prefix)
 
 
+@cache
 def lines_of(whole: str, name: str) -> tuple[int, int]:
     """First and last line of the functions or classes of that name; a property and its setter are one."""
     found = [node for known, node in nodes(ast.parse(whole)) if known == name]
@@ -119,13 +122,19 @@ def lines_of(whole: str, name: str) -> tuple[int, int]:
     return first, max(node.end_lineno or 0 for node in found)
 
 
+@cache
+def meaning(whole: str) -> str:
+    """The program, without comments and layout."""
+    return ast.dump(ast.parse(whole))
+
+
 def changed(whole: str, name: str, text: str, becomes: str) -> str:
     """``whole`` with ``becomes`` for ``text`` in the function or class of that name (anywhere, if empty)."""
     parts = tokens(whole)
     if name:
         first, last = lines_of(whole, name)
         starts = [0, *(found.end() for found in re.finditer("\n", whole)), len(whole)]
-        parts = [part for part in parts if starts[first - 1] <= part.begin < starts[last]]
+        parts = tuple(part for part in parts if starts[first - 1] <= part.begin < starts[last])
     pattern, words = [part.text for part in tokens(text)], [part.text for part in parts]
     if not pattern:
         raise ValueError("its text is nothing but comments or spaces")
@@ -178,7 +187,7 @@ class Mutant:
         except ValueError as error:
             raise ValueError(f"{self.title}: {error}, {self.file}") from error
         try:
-            same = ast.dump(ast.parse(new)) == ast.dump(ast.parse(whole))
+            same = ast.dump(ast.parse(new)) == meaning(whole)
         except SyntaxError as error:
             raise ValueError(f"{self.title}: what it leaves is no Python: {error}") from error
         if same:

@@ -94,6 +94,7 @@ law = ["test_bad_strengths_are_refused", "test_without_its_term_it_is_fedavg"]
 """
 
 
+@pytest.mark.slow
 def test_only_a_failing_law_kills(tmp_path: Path) -> None:
     """Three mutants that die, and five that must not be taken for dead."""
     table = tmp_path / "living.toml"

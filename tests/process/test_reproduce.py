@@ -11,6 +11,7 @@ from typing import Any
 from fedrane.reproduce.results import lock
 from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
+from problems import SLOW
 
 OWN = Path(__file__).parent.parent / "reproduce" / "own.py"
 TINY = ("model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu", "checkpoint_every=1")
@@ -64,6 +65,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
     assert tables[0] == tables[1], "the table needs only the results"
 
 
+@SLOW
 def test_killed_and_started_again_it_runs_what_is_missing(fedrane: Driver, tmp_path: Path) -> None:
     command = (*TABLE, "--methods", "fedavg,fedprox,feddyn", "--seeds", "1", "--rounds", "40", *TINY)
     whole, killed = tmp_path / "whole", tmp_path / "killed"

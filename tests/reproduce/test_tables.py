@@ -150,6 +150,7 @@ def test_latex_escapes_what_is_special() -> None:
     assert tables.tex("a_b & 5 % of {x} – α") == r"a\_b \& 5 \% of \{x\} -- $\alpha$"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("pdflatex") or os.environ.get("CI")), reason="there is no LaTeX here")
 def test_latex_compiles(filled: Sweep, tmp_path: Path) -> None:
     head = "\\documentclass{article}\\usepackage{booktabs}\\usepackage{graphicx}\\begin{document}\n"
