@@ -17,7 +17,7 @@ import typer.main
 from fedrane import Experiment, conformance, methods
 from fedrane.cli.app import app
 from fedrane.data.partition import Partitioning
-from fedrane.settings import addressed, by_label, parse
+from fedrane.settings import ALIASES, addressed, by_label, parse
 
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
@@ -53,6 +53,13 @@ def test_every_key_is_in_the_guide_with_its_default() -> None:
     table = GUIDE.read_text(encoding="utf-8").partition("## All keys")[2]
     rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`)? ?\|", table, re.MULTILINE)
     assert dict(rows) == keys(Experiment())
+
+
+def test_every_alias_is_in_the_guide() -> None:
+    text = " ".join(GUIDE.read_text(encoding="utf-8").partition("## All keys")[2].split())
+    for key in dict.fromkeys(ALIASES.values()):
+        names = " and ".join(f"`{alias}`" for alias, other in sorted(ALIASES.items()) if other == key)
+        assert f"{names} (`{key}`)" in text
 
 
 @pytest.mark.parametrize("document", [README, GUIDE, CONTRIBUTING, REPRODUCE, DEPLOY], ids=lambda path: path.stem)

@@ -55,6 +55,16 @@ def test_the_core_imports_no_engine_and_no_method(name: str) -> None:
     assert not {n for n in found if allowed(n, ("engines", "flower", "methods", "run", "training", "cli", "report"))}
 
 
+@pytest.mark.parametrize(
+    ("package", "above"),
+    [("training", ("report", "reproduce", "cli")), ("report", ("reproduce", "cli")), ("reproduce", ("cli",))],
+)
+def test_packages_import_in_one_direction(package: str, above: tuple[str, ...]) -> None:
+    """Training knows no report, a report no reproduction, and none of them the command line."""
+    for path in (SOURCE / package).rglob("*.py"):
+        assert not {name for name in imports(path) if allowed(name, above)}, path.name
+
+
 def test_the_core_needs_no_extra() -> None:
     """Flower, Plotly, TensorBoard and the plotting of figures are imported where they are used."""
     extras = ["flwr", "ray", "plotly", "tensorboard", "matplotlib", "sklearn", "cvxpy"]

@@ -455,8 +455,8 @@ def test_methods(fedrane: Driver) -> None:
     """Each with what it answers and its fields, for people and for machines."""
     found = {entry["name"]: entry for entry in parsed(fedrane("methods", "--json").stdout)}
     assert found.keys() == methods.METHODS.keys()
-    assert found["fedavg"]["answers"] == ["global"]
-    assert found["local"]["answers"] == ["personal"]
+    assert found["fedavg"]["models"] == ["global"]
+    assert found["local"]["models"] == ["personal"]
     assert all(entry["summary"] for entry in found.values())
     shown = fedrane("methods", env={"COLUMNS": "200"})
     assert shown.status == 0

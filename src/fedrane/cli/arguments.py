@@ -22,12 +22,10 @@ Words = Annotated[
 ]
 Trust = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Run the method or network that a folder names, even if you never ran it before."
-    ),
+    typer.Option("--trust-code", help="Run the code that a run folder names, even if you never ran it before."),
 ]
 DataRoot = Annotated[
-    str, typer.Option("--data-root", help="Folder of datasets (default: FEDRANE_DATA, else the cache folder).")
+    str, typer.Option("--data-root", help="Folder of datasets (default: $FEDRANE_DATA, or the cache).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]

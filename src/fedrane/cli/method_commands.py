@@ -17,15 +17,15 @@ def methods_command(
     name: Annotated[str | None, typer.Argument(help="A method, to see its fields.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods and the models each of them trains; for one method, its fields and defaults."""
+    """List the methods and which models each trains; or one method's fields and defaults."""
     chosen = {name: methods.find(name)} if name else {key: methods.find(key) for key in methods.known()}
     if as_json:
         for key, entry in chosen.items():
-            facts: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
-            facts |= {"category": entry.category, "answers": entry.kind.answers, "fields": entry.fields}
-            write_line(json.dumps(facts) + "\n")
+            line: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
+            line |= {"category": entry.category, "models": entry.kind.answers, "fields": entry.fields}
+            write_line(json.dumps(line) + "\n")
         return
-    table = plain_table("method", "published", "answers", "what it is")
+    table = plain_table("method", "published", "models", "what it is")
     for key, entry in chosen.items():
         table.add_row(key, f"{entry.venue} {entry.year or ''}".strip(), entry.category, entry.summary)
     console = console_for(False)

@@ -36,7 +36,7 @@ def compare_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several methods on the same partition and seeds; print one table, write one report.
+    """Train several methods on the same partition and seeds; make a table and a report.
 
     NAME.KEY=value sets a field or a key of one method only: fedprox.strength=0.1, fedprox.lr=0.05. One method with
     several settings: --methods weak=fedprox,strong=fedprox strong.strength=1. 'fedrane run --help' lists the keys.
@@ -99,9 +99,9 @@ def report_command(
     trust_code: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one HTML page on runs, finished or not: curves, clients, cosines, features, cost, settings.
+    """Write one HTML page on runs: curves, clients, cosines, features, cost, settings.
 
-    The page needs a browser and no network. Runs that differ only in their seed are averaged.
+    Runs may be unfinished. Those that differ only in their seed are averaged. The page needs no network.
     """
     console = console_for(False)
     log = (lambda text: None) if quiet else (lambda text: print_message(console, text))

@@ -70,10 +70,10 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
 
 
 def _figures(lines: Sequence[Line], embedded: Embedded) -> Iterator[tuple[str, Figure]]:
-    answers = [(whose, curves) for whose in MODEL_TYPES if (curves := measures.curves(lines, whose))]
-    if answers:
-        yield "accuracy", _accuracy(lines, answers)
-        yield "cost", _cost(lines, answers)
+    by_model = [(whose, curves) for whose in MODEL_TYPES if (curves := measures.curves(lines, whose))]
+    if by_model:
+        yield "accuracy", _accuracy(lines, by_model)
+        yield "cost", _cost(lines, by_model)
         yield "clients", _clients(lines)
         worst = [(whose, found) for whose in MODEL_TYPES if (found := measures.worst(lines, whose)).who]
         if worst and measures.share_partitions(lines):
@@ -101,9 +101,9 @@ def _panels(count: int, columns: int, height: float, extra: float = 0.0) -> tupl
 # ---- lines
 
 
-def _accuracy(lines: Sequence[Line], answers: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
-    figure, axes = _panels(len(answers), 2, 2.6, 0.4)
-    for axis, (whose, curves) in zip(axes, answers, strict=True):
+def _accuracy(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
+    figure, axes = _panels(len(by_model), 2, 2.6, 0.4)
+    for axis, (whose, curves) in zip(axes, by_model, strict=True):
         for curve in curves:
             _rise(axis, curve, curve.rounds.astype(np.float64))
         axis.set(title=MODELS[whose], xlabel="round", ylabel="accuracy, %")
@@ -112,9 +112,9 @@ def _accuracy(lines: Sequence[Line], answers: Sequence[tuple[str, Sequence[Curve
     return figure
 
 
-def _cost(lines: Sequence[Line], answers: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
-    figure, axes = _panels(2 * len(answers), 2, 2.4, 0.4)
-    for row, (whose, curves) in enumerate(answers):
+def _cost(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
+    figure, axes = _panels(2 * len(by_model), 2, 2.4, 0.4)
+    for row, (whose, curves) in enumerate(by_model):
         for axis, of, scales in ((axes[2 * row], "seconds", style.SECONDS), (axes[2 * row + 1], "sent", style.BYTES)):
             shown = [curve for curve in curves if getattr(curve, of)[-1] > 0]
             scale, unit = style.unit([getattr(curve, of)[-1] for curve in shown], scales)
@@ -151,9 +151,9 @@ def _legend(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def _clients(lines: Sequence[Line]) -> Figure:
-    answers = [(whose, found) for whose in MODEL_TYPES if (found := measures.clients(lines, whose))]
-    figure, axes = _panels(len(answers), 2, 0.9 + 0.3 * max(len(found) for _, found in answers))
-    for axis, (whose, found) in zip(axes, answers, strict=True):
+    by_model = [(whose, found) for whose in MODEL_TYPES if (found := measures.clients(lines, whose))]
+    figure, axes = _panels(len(by_model), 2, 0.9 + 0.3 * max(len(found) for _, found in by_model))
+    for axis, (whose, found) in zip(axes, by_model, strict=True):
         values = [100 * each.accuracy for each in found]
         boxes = axis.boxplot(values, orientation="horizontal", widths=0.6, showfliers=False)
         for place, each in enumerate(found, 1):
@@ -173,10 +173,10 @@ def _clients(lines: Sequence[Line]) -> Figure:
     return figure
 
 
-def _worst(lines: Sequence[Line], answers: Sequence[tuple[str, Worst]]) -> Figure:
-    figure, axes = _panels(len(answers), 2, 1.0 + 0.3 * max(len(worst.lines) for _, worst in answers))
+def _worst(lines: Sequence[Line], by_model: Sequence[tuple[str, Worst]]) -> Figure:
+    figure, axes = _panels(len(by_model), 2, 1.0 + 0.3 * max(len(worst.lines) for _, worst in by_model))
     several = any(len(line.runs) > 1 for line in lines)
-    for axis, (whose, worst) in zip(axes, answers, strict=True):
+    for axis, (whose, worst) in zip(axes, by_model, strict=True):
         axis.imshow(100 * worst.accuracy, cmap=DIVERGING, vmin=0, vmax=100, aspect="auto")
         for (row, column), value in np.ndenumerate(100 * worst.accuracy):
             ink = "white" if abs(value - 50) > 30 else "#1d2733"

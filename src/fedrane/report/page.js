@@ -6,7 +6,7 @@
 
   // ---- light and dark
 
-  // What a colour of the style sheet comes to now: only an element that wears it can tell.
+  // The current value of a colour of the style sheet, read from an element that uses it.
   function inks() {
     const probe = document.body.appendChild(document.createElement("span"));
     const found = (name) => {

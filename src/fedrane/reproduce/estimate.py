@@ -112,13 +112,13 @@ def _with_few_examples(experiment: Experiment) -> Experiment:
 
 def _of_rounds(result: Result, wall: float) -> Speed:
     e, steady = result.experiment, min(result.history[:ROUNDS], key=lambda r: r["seconds"])
-    rate = steady["seconds"] / max(steady["train/rows"], 1)
+    per_example = steady["seconds"] / max(steady["train/rows"], 1)
     evaluation = min(r["eval_seconds"] for r in result.history[:ROUNDS])
     inside = ROUNDS * (steady["seconds"] + evaluation)
     rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of a finale
     rows = sum(len(rows) for rows in result.federation.split.train)
     passes = e.algorithm.local_epochs(e.epochs) / e.epochs
-    return Speed(rate, evaluation, max(wall - inside - rest, 0.0), passes * rows)
+    return Speed(per_example, evaluation, max(wall - inside - rest, 0.0), passes * rows)
 
 
 def _like(settings: Settings, device: str, engine: str) -> str:

@@ -216,11 +216,11 @@ class Models:
     def _predictor(self, model: Model, kind: str) -> Predictor:
         return Predictor(self.task, self.algorithm, model, self.inputs, self.calibration.get(kind))
 
-    def _require(self, answer: str) -> None:
-        answers: Iterable[str] = self.algorithm.answers_on(self.task)
-        if answer not in answers:
-            other = "personal models: name a client (--client 0)" if answer == GLOBAL else "one global model alone"
-            raise ConfigError(f"{self.experiment.method_name} has no {answer} model", f"it gives {other}")
+    def _require(self, which: str) -> None:
+        available: Iterable[str] = self.algorithm.answers_on(self.task)
+        if which not in available:
+            other = "personal models: name a client (--client 0)" if which == GLOBAL else "one global model only"
+            raise ConfigError(f"{self.experiment.method_name} has no {which} model", f"it gives {other}")
 
 
 def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
