@@ -51,6 +51,15 @@ def test_the_core_imports_no_engine_and_no_method(name: str) -> None:
     assert not {n for n in found if allowed(n, ("engines", "methods", "run", "cli", "report"))}
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "kernels").rglob("*.py")), ids=lambda path: path.stem)
+def test_kernels_know_nothing_but_tensors(path: Path) -> None:
+    assert not {name for name in imports(path) if not allowed(name, ("kernels",))}
+
+
+def test_the_optimiser_imports_no_model() -> None:
+    assert not {name for name in imports(SOURCE / "sgd.py") if allowed(name, ("models", "task", "algorithm"))}
+
+
 def test_the_core_needs_no_extra() -> None:
     """Flower, Plotly, TensorBoard and the plotting of figures are imported where they are used."""
     extras = ["flwr", "ray", "plotly", "tensorboard", "matplotlib", "sklearn", "cvxpy"]

@@ -32,7 +32,7 @@ from fedrane.engines import Predicted, Trained
 from fedrane.engines.recording import Recording, overwrite
 from fedrane.engines.sequential import CHUNK, Sequential
 from fedrane.federation import Federation, Pool, each_of
-from fedrane.models.stacked import AsProducts
+from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.task import Batch, Client, Context, Model, State
 
 MOST = {"cuda": 64, "cpu": 256}
@@ -229,7 +229,7 @@ class _Lane:
             after = self.algorithm.step(self.federation.task, self._context(ctx, self.ctx.shape), now, batch)
             return self._leaves_like_before(after)
 
-        with AsProducts():
+        with stacked_mode():
             found: list[Tensor] = vmap(step, in_dims=(self.ctx.dims, 0, dims))(
                 self.ctx.first(n), self.first(n), batches
             )
@@ -524,7 +524,7 @@ class _Questions:
             return self.algorithm.predict(self.federation.task, model, x, alive)
 
         x, y = self.rows.take(self.index)
-        with AsProducts():
+        with stacked_mode():
             scores = vmap(answer, in_dims=(self.split.dims, 0, 0))(self.leaves, x, self.live)
         return scores.argmax(-1), torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none")
 

@@ -23,20 +23,21 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.errors import ConfigError
-from fedrane.models.stacked import kernels_for, of_stack
+from fedrane.kernels import dispatch
+from fedrane.kernels.dispatch import on_stack
 
 FLOOR = 1e-3
 """ε, the floor under the eigenvalues of BBᵀ: keeps Φ finite, and float32 safe."""
 LOWEST = 2e-3
 """The least root of an eigenvalue of BBᵀ + εI, beside the root of its Frobenius norm: enough for FLOOR beside the
 graphs of batches of up to hundreds."""
-LARGEST = 128
-"""Rows of a graph that the kernels for a GPU can hold."""
+MAX_KERNEL_NODES = 128
+"""Nodes of a graph that the kernels for a GPU can hold."""
 TINY = 1e-12
 
 
 FORMS = ("exact", "paper")
-MOST = 10
+MAX_PAPER_ALTERNATIONS = 10
 """Alternations of the paper's form after which float64 still has digits left."""
 ATTENTIONS = ("softmax", "dot")
 FACTS = ("degree", "rank", "homophily", "change")
@@ -87,12 +88,12 @@ def normed(rows: Tensor, live: Tensor) -> Tensor:
 
 
 def check_alternations(closed_form: str, alternations: int) -> None:
-    if closed_form == "paper" and alternations > MOST:
+    if closed_form == "paper" and alternations > MAX_PAPER_ALTERNATIONS:
         raise ConfigError(
             f"method.alternations={alternations} with method.closed_form=paper",
             "on batches of tight clusters each alternation of that form multiplies rounding by about thirteen, so that "
-            f"after more than {MOST} of them nothing but rounding may be left, in float64 too",
-            f"Use at most {MOST}, or method.closed_form=exact, which settles",
+            f"after more than {MAX_PAPER_ALTERNATIONS} of them nothing but rounding may be left, in float64 too",
+            f"Use at most {MAX_PAPER_ALTERNATIONS}, or method.closed_form=exact, which settles",
         )
 
 
@@ -124,18 +125,18 @@ def relations(
     float64: on batches of tight clusters each of its alternations multiplies rounding by about thirteen, and after five
     of them float32 is several times the largest edge off.
     """
-    kind = features.dtype
+    dtype = features.dtype
     features = features.double() if closed_form == "paper" else features
     correlation = pearson(features, live)
     square = correlation.mT @ correlation
-    kernels = kernels_for(square, "fedrane.ops.kernels") if square.shape[-1] <= LARGEST and not differentiable else None
-    if kernels:
+    fits = square.shape[-1] <= MAX_KERNEL_NODES and not differentiable
+    if fits and (kernels := dispatch.gpu_kernels(square, "inverse")):
         how = (strength, alternations, floor, tolerance, LOWEST)
-        weights, change = of_stack(kernels.relate, square, live, *how)
+        weights, change = on_stack(kernels.relate, square, live, *how)
     else:
         weights, change = _alternate(square, live, strength, alternations, closed_form, floor, tolerance)
-    weights, size = weights.to(kind), weights.abs()
-    return Relations(((size + size.mT) / 2).to(kind), weights, change.to(kind))
+    weights, size = weights.to(dtype), weights.abs()
+    return Relations(((size + size.mT) / 2).to(dtype), weights, change.to(dtype))
 
 
 def _alternate(
@@ -269,8 +270,8 @@ class MessagePassing(nn.Module):
         super().__init__()
         self.width, self.attention, self.residual, self.top = width, attention, residual, top
         self.receive, self.send, self.value = (
-            nn.ModuleList(kind(width, width, bias=False) for _ in range(steps))
-            for kind in (nn.Linear, nn.Linear, _Identity)
+            nn.ModuleList(layer(width, width, bias=False) for _ in range(steps))
+            for layer in (nn.Linear, nn.Linear, _Identity)
         )
 
     def forward(self, z: Tensor, adjacency: Tensor, live: Tensor) -> Tensor:
