@@ -112,8 +112,8 @@ def test_what_was_set_before_is_the_most_that_is_taken_unasked(machine: Many, mo
     fed = federation(table(), [[0, 1], [2, 3]])
     chosen = {name: engines.choose(name, 0, Algorithm(), fed, 4)[1] for name in ("stacked", "sequential", "threaded")}
     assert chosen == {"stacked": 1, "sequential": 1, "threaded": 4}
-    monkeypatch.setattr(engines, "LIGHT", 0)
-    monkeypatch.setattr(engines, "LARGE", 0)
+    monkeypatch.setattr(engines, "MAX_STACKED_WORK", 0)
+    monkeypatch.setattr(engines, "MIN_SPREAD_WORK", 0)
     for most, stack in ((1, 1), (2, 1), (3, 1), (4, 2), (16, 8), (64, 8)):
         assert engines.choose("stacked", 0, Algorithm(), fed, most) == ("stacked", stack), "half, and at most 8"
         assert engines.choose("sequential", 0, Algorithm(), fed, most) == ("sequential", most)

@@ -17,7 +17,7 @@ import fedrane
 from asserts import close
 from fedrane import conformance
 from fedrane.data.dataset import Dataset
-from fedrane.engines import stacked as engine
+from fedrane.engines import stacked, static_step
 from fedrane.kernels import dispatch
 from fedrane.kernels.batch_norm import normalise
 from fedrane.kernels.convolution import convolve
@@ -225,19 +225,19 @@ class Small(nn.Module):
         return scores
 
 
-class Anew:
+class Plain(static_step.Recording):
     """Of a recording nothing but the work, for the interpreter writes where no recorder sees it."""
 
-    def __init__(self, work: Callable[[], object], lasting: Any) -> None:
-        self.replay = work
+    def replay(self) -> None:
+        self.work()
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedrane"])
 def test_a_run_by_the_kernels_ends_where_the_sequential_engine_ends(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(engine, "Recording", Anew)
-    monkeypatch.setitem(engine.LANES, "cpu", 2)
+    monkeypatch.setattr(static_step, "Recording", Plain)
+    monkeypatch.setitem(stacked.MAX_STREAMS, "cpu", 2)
     y = np.arange(44) % 3
     x = np.random.Generator(np.random.Philox(5)).integers(0, 255, (44, 1, 6, 6)).astype(np.uint8)
     rows = Dataset("noise", x[:34], y[:34], x[34:], y[34:], tuple("abc"), (0.5,), (0.25,))

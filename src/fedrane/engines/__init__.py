@@ -113,17 +113,19 @@ from fedrane.engines.sequential import Sequential  # noqa: E402
 from fedrane.engines.stacked import Stacked  # noqa: E402
 from fedrane.engines.threaded import Threaded  # noqa: E402
 
-LIGHT, CONVOLVED = 64_000_000, 10
-"""On a CPU clients are stacked if a batch takes at most so many multiply-adds, those of convolutions, which a stack
-makes slowly there, counted so many times (docs/performance.md)."""
-MANY, HEAVY = 4, 20_000_000_000
-"""From so many cores on threads wait for Python's lock too long; processes, which take time to start, are used where an
-epoch of all clients takes so many multiply-adds, counted alike."""
-
-
-LARGE, HALF_OF = 1_000_000_000, 16
-"""A stack whose step takes so many multiply-adds, counted alike, is spread over half of the cores, at most so many of
-them counted: smaller ones gain little, and lose much where others want the cores."""
+MAX_STACKED_WORK = 64_000_000
+"""On a CPU clients are stacked if a batch takes at most so many multiply-adds (docs/performance.md)."""
+CONVOLUTION_WEIGHT = 10
+"""How often a multiply-add of a convolution is counted, which a stack computes slowly on a CPU."""
+MIN_PROCESS_CORES = 4
+"""From so many cores on threads wait too long for Python's lock."""
+MIN_PROCESS_WORK = 20_000_000_000
+"""Processes take time to start: they are used if an epoch of all clients takes at least so many multiply-adds."""
+MIN_SPREAD_WORK = 1_000_000_000
+"""A stack whose step takes at least so many multiply-adds is spread over half of the cores: smaller ones gain little,
+and lose much where others want the cores."""
+MAX_SPREAD_CORES = 16
+"""Of which a stack takes half at most."""
 
 
 def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
@@ -131,10 +133,10 @@ def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
     there are many cores and much to do."""
     device = federation.task.device.type
     work = 0.0 if device == "cuda" else _work_of_a_row(algorithm, federation)
-    if federation.batch * work <= LIGHT:
+    if federation.batch * work <= MAX_STACKED_WORK:
         return "stacked"
-    heavy = work * sum(map(len, federation.split.train)) >= HEAVY
-    many = device == "cpu" and most >= MANY and not impossible()
+    heavy = work * sum(map(len, federation.split.train)) >= MIN_PROCESS_WORK
+    many = device == "cpu" and most >= MIN_PROCESS_CORES and not impossible()
     return "processes" if many and heavy else "threaded"
 
 
@@ -147,8 +149,8 @@ def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, m
         return 1
     step = federation.batch * _work_of_a_row(algorithm, federation)
     if name == "stacked":
-        return max(1, min(most, HALF_OF) // 2) if step * federation.population >= LARGE else 1
-    return most if step > LIGHT else 1
+        return max(1, min(most, MAX_SPREAD_CORES) // 2) if step * federation.population >= MIN_SPREAD_WORK else 1
+    return most if step > MAX_STACKED_WORK else 1
 
 
 def _work_of_a_row(algorithm: Algorithm, federation: Federation) -> float:
@@ -178,7 +180,7 @@ class _Products(TorchFunctionMode):
         if func is F.linear:
             self.found += out.numel() * args[1][0].numel()
         elif func in (torch.conv1d, torch.conv2d, torch.conv3d):
-            self.found += CONVOLVED * out.numel() * args[1][0].numel()
+            self.found += CONVOLUTION_WEIGHT * out.numel() * args[1][0].numel()
         elif func in (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__):
             self.found += out.numel() * args[0].shape[-1]
         return out

@@ -1,0 +1,3 @@
+"""x"""
+
+REPLAYABLE: frozenset[str] = frozenset()
