@@ -23,6 +23,7 @@ from fedrane.methods import METHODS
 from fedrane.models import MODELS
 
 ENGINES = ["stacked", "threaded"]
+SMALL_MODELS = ["mlp", "convnet"]
 
 
 def images() -> Dataset:
@@ -52,7 +53,10 @@ def trained(method: Any, model: str, engine: str, **changes: Any) -> fedrane.Res
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [*SMALL_MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in SMALL_MODELS)],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: str, refused: list[str]) -> None:
     entry = METHODS[name]
@@ -64,8 +68,11 @@ def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: 
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
-        *(("resnet18", {"norm": norm}) for norm in ("batch", "local", "group")),
-        *(("resnet18", {"precision": precision}) for precision in ("bf16", "float64")),
+        *(pytest.param("resnet18", {"norm": norm}, marks=pytest.mark.slow) for norm in ("batch", "local", "group")),
+        *(
+            pytest.param("resnet18", {"precision": precision}, marks=pytest.mark.slow)
+            for precision in ("bf16", "float64")
+        ),
         ("convnet", {"precision": "bf16"}),
         ("mlp", {"momentum": 0.9, "weight_decay": 0.01, "clip": 1.0, "precision": "float64"}),
         ("convnet", {"augment": {"crop": 2, "flip": True, "mixup": 1.0}}),
