@@ -66,7 +66,7 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
 
 
 def choose(name: str, threads: int, algorithm: Algorithm, federation: Federation, most: int) -> tuple[str, int]:
-    """What ``auto`` and 0 threads come to where ``most`` threads may be used; what is said stays as it is."""
+    """What ``auto`` and 0 threads come to where ``most`` threads may be used; what is given stays as it is."""
     check(name)
     if name == AUTO:
         name = automatic(algorithm, federation, threads or most)
@@ -129,7 +129,7 @@ MAX_SPREAD_CORES = 16
 
 
 def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
-    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else a client a core, in processes where
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else one client per core, in processes where
     there are many cores and much to do."""
     device = federation.task.device.type
     work = 0.0 if device == "cuda" else _work_of_a_row(algorithm, federation)
@@ -156,7 +156,7 @@ def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, m
 def _work_of_a_row(algorithm: Algorithm, federation: Federation) -> float:
     try:
         return _counted(algorithm, federation)
-    except Exception:  # noqa: BLE001 - a mistake in a hook is told where the hook belongs, and one row may be too few
+    except Exception:  # noqa: BLE001 - a mistake in a hook is raised where it is used, and one row may be too few
         return math.inf
 
 

@@ -1,9 +1,9 @@
 """The operators that a recording on a CPU may repeat (:mod:`fedrane.engines.replay`).
 
 Each has been recorded and repeated with the same bits by ``tests/engines/test_operators.py`` or ``test_replay.py``:
-those of every method on every built-in model, in both engines that record, and of common layers and losses. To add one,
-add a layer that uses it there. It must be a function of its inputs alone: no random numbers, no output shape that depends
-on values, no values handed to Python.
+those of every method on every built-in model in both engines that record, and of common layers and losses. To add one,
+add a layer that uses it there. It must be a function of its inputs alone: no random numbers, no output shape that
+depends on values, no values handed to Python.
 """
 
 from __future__ import annotations

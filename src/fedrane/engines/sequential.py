@@ -49,7 +49,7 @@ class Sequential:
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(cohort),
             owns={k: d.own for k, d in zip(clients, done, strict=True)},
-            metrics=told_by_all(clients, [d.metrics for d in done]),
+            metrics=metrics_of_all(clients, [d.metrics for d in done]),
             rows=epochs * sum(sizes),
             bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
@@ -157,15 +157,15 @@ def not_replayed(algorithm: Algorithm, reason: str) -> str:
     return f"{name}'s steps are not replayed from a recording, which is slower: {reason}" if reason else ""
 
 
-def told_by_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
-    for k, told in zip(clients, metrics, strict=True):
-        if told.keys() != metrics[0].keys():
+def metrics_of_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
+    for k, reported in zip(clients, metrics, strict=True):
+        if reported.keys() != metrics[0].keys():
             raise FedraneError(
-                f"client {k} tells of {sorted(told)}, client {clients[0]} of {sorted(metrics[0])}",
-                "a metric is written down for all clients of a round",
+                f"client {k} reports {sorted(reported)}, client {clients[0]} {sorted(metrics[0])}",
+                "a metric is logged for all clients of a round",
                 "Have the hook finish give every client the same names",
             )
-    return {name: [float(told[name]) for told in metrics] for name in metrics[0]}
+    return {name: [float(reported[name]) for reported in metrics] for name in metrics[0]}
 
 
 def stack_clients(clients: Sequence[Client]) -> Client:

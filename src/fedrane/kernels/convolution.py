@@ -102,9 +102,9 @@ def _patches(x: Tensor, rows: _Side, columns: _Side, stride: int) -> Tensor:
 
 def _unpatch(patches: Tensor, x: Tensor, rows: _Side, columns: _Side, stride: int) -> Tensor:
     """The transpose of :func:`_patches`, for a strided convolution: patches added up where they came from."""
-    n, high, wide, channels = x.shape
+    n, *sides, channels = x.shape
     parts = patches.reshape(*patches.shape[:3], rows.taps, columns.taps, channels)
-    height, width = high + rows.before + rows.after, wide + columns.before + columns.after
+    height, width = (n + side.before + side.after for n, side in zip(sides, (rows, columns), strict=True))
     whole = torch.zeros_like(x[:, :1, :1]).expand(n, height, width, channels).clone()
     for i in range(rows.taps):
         for j in range(columns.taps):

@@ -99,7 +99,7 @@ def check_alternations(closed_form: str, alternations: int) -> None:
 
 @contextmanager
 def _all_digits() -> Iterator[None]:
-    """A GPU's shortened products (TF32) would not do for inverses."""
+    """TF32 products of a GPU are too coarse for inverses."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
