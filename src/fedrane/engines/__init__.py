@@ -129,8 +129,8 @@ MAX_SPREAD_CORES = 16
 
 
 def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
-    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else one client per core, in processes where
-    there are many cores and much to do."""
+    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else one client per core, in processes
+    where there are many cores and much to do."""
     device = federation.task.device.type
     work = 0.0 if device == "cuda" else _work_of_a_row(algorithm, federation)
     if federation.batch * work <= MAX_STACKED_WORK:
