@@ -279,8 +279,8 @@ def test_a_resumed_run_equals_one_never_stopped(tmp_path: Any) -> None:
 
 
 def test_bf16_learns_as_float32_does() -> None:
-    wide, narrow = (trained("fedavg", "stacked", rounds=6, precision=p) for p in ("float32", "bf16"))
-    assert narrow.history[-1]["global/accuracy"] > wide.history[-1]["global/accuracy"] - 0.1
+    float32, bf16 = (trained("fedavg", "stacked", rounds=6, precision=p) for p in ("float32", "bf16"))
+    assert bf16.history[-1]["global/accuracy"] > float32.history[-1]["global/accuracy"] - 0.1
 
 
 class Draws(fedrane.Algorithm):
@@ -297,7 +297,7 @@ def test_a_method_that_cannot_be_captured_runs_eagerly_and_says_why() -> None:
     assert np.isfinite(result.history[-1]["global/loss"])
 
 
-def test_the_slots_are_said() -> None:
+def test_the_size_of_a_stack_is_reported() -> None:
     class Ear(fedrane.Callback):
         heard: list[str] = []  # noqa: RUF012 - one run
 
