@@ -65,6 +65,15 @@ def test_packages_import_in_one_direction(package: str, above: tuple[str, ...]) 
         assert not {name for name in imports(path) if allowed(name, above)}, path.name
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "kernels").rglob("*.py")), ids=lambda path: path.stem)
+def test_kernels_know_nothing_but_tensors(path: Path) -> None:
+    assert not {name for name in imports(path) if not allowed(name, ("kernels",))}
+
+
+def test_the_optimiser_imports_no_model() -> None:
+    assert not {name for name in imports(SOURCE / "sgd.py") if allowed(name, ("models", "task", "algorithm"))}
+
+
 def test_the_core_needs_no_extra() -> None:
     """Flower, Plotly, TensorBoard and the plotting of figures are imported where they are used."""
     extras = ["flwr", "ray", "plotly", "tensorboard", "matplotlib", "sklearn", "cvxpy"]

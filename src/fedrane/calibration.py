@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.engines.sequential import CHUNK, Sequential
+from fedrane.engines.sequential import MAX_PREDICT_ROWS, Sequential
 from fedrane.federation import Federation
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def calibrate(models: Models, federation: Federation, engine: object) -> dict[st
 
 @torch.no_grad()
 def _score(model: Predictor, models: Models, federation: Federation, rows: Tensor) -> ClientScores:
-    chunk = federation.batch if models.algorithm.depends_on_batch(models.task) else CHUNK
+    chunk = federation.batch if models.algorithm.depends_on_batch(models.task) else MAX_PREDICT_ROWS
     pool = federation.train
     scores = [model(pool.x[part.to(pool.x.device)]).double().cpu() for part in torch.split(rows, chunk)]
     return ClientScores(torch.cat(scores), pool.y.cpu()[rows])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrane import tree
 from fedrane.errors import ConfigError, nearest
-from fedrane.models.stacked import descend
+from fedrane.kernels.sgd_step import sgd_step
 from fedrane.tree import Tensors
 
 SCHEDULES = ("constant", "step", "exponential", "cosine")
@@ -36,7 +36,7 @@ class SGD:
         if self.momentum:
             velocity = {name: self.momentum * velocity[name] + grads[name] for name in params}
             grads = velocity
-        return {name: descend(params[name], grads[name], rate) for name in params}, velocity
+        return {name: sgd_step(params[name], grads[name], rate) for name in params}, velocity
 
 
 @dataclass(frozen=True)

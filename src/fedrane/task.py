@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from torch.nn import functional as F
 from fedrane.data.augment import Mixed
 from fedrane.data.streams import key
 from fedrane.errors import ConfigError
-from fedrane.models.layers import Pass, WholeSlopes, within
+from fedrane.kernels import precision
+from fedrane.models.layers import Pass, within
 from fedrane.models.norms import convert, norm_names
-from fedrane.models.stacked import as_products
 from fedrane.sgd import SGD
 from fedrane.tree import Tensors
 
@@ -229,19 +228,13 @@ class Net:
             for key, value in tensors.items()
             if key.startswith(prefix)
         }
-        narrow = self._task.compute if self._now.train and name == "body" else None
-        if narrow:
-            norms, convolutions = self._task.norm_names, as_products()
-            constants = {key: value for key, value in module.named_buffers() if value.is_floating_point()}
-            tensors = {
-                key: value if prefix + key in norms or (convolutions and value.dim() == 4) else value.to(narrow)
-                for key, value in {**constants, **tensors}.items()
-            }
-            inputs = tuple(value.to(narrow) for value in inputs)
-        mended = WholeSlopes() if narrow and inputs[0].device.type == "cpu" and not as_products() else nullcontext()
-        with within(self._now), mended:
+        compute = self._task.compute if self._now.train and name == "body" else None
+        with within(self._now):
+            if compute:
+                norms = {key.removeprefix(prefix) for key in self._task.norm_names if key.startswith(prefix)}
+                return precision.call_in(compute, module, tensors, inputs, keep=norms).to(self._task.dtype)
             out: Tensor = functional_call(module, tensors, inputs, strict=False)
-        return out.to(self._task.dtype) if narrow else out
+        return out
 
     def body(self, x: Tensor) -> Tensor:
         return self.part("body", x)

@@ -23,7 +23,7 @@ import fedrane
 from asserts import close, untimed
 from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
-from fedrane.engines import Processes, Sequential, Threaded, recording, threaded
+from fedrane.engines import Processes, Sequential, Threaded, replay, threaded
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
@@ -129,7 +129,7 @@ def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
     conformance.trained(entry.kind(**entry.preset), engine="threaded", dropout=0.2, momentum=0.5)
     assert workers
-    assert all(worker.records and worker.desk and worker.desk.recording.calls for worker in workers)
+    assert all(worker.records and worker.client.static.recordings[0].calls for worker in workers)
 
 
 def test_what_cannot_be_recorded_is_done_anew(workers: list[Worker]) -> None:
@@ -141,7 +141,7 @@ def test_what_cannot_be_recorded_is_done_anew(workers: list[Worker]) -> None:
     one, many = (conformance.trained(Asks(), engine=engine, lr=1e-3) for engine in ("sequential", "threaded"))
     close(conformance.states(one), conformance.states(many), 1e-12)
     assert workers
-    assert not any(worker.records or worker.desk for worker in workers)
+    assert not any(worker.records or worker.client.work for worker in workers)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -162,7 +162,7 @@ def test_recorded_steps_give_the_same_bits(
     settings: dict[str, Any] = {"model": model, "clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "lr": 0.01}
     chosen = fedrane.Experiment(method=method, engine="threaded", precision=precision, device="cpu", **settings)
     kept = fedrane.run(chosen, dataset=pictures(1, 16))
-    monkeypatch.setattr(recording, "MOST", 0)
+    monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
     anew = fedrane.run(chosen, dataset=pictures(1, 16))
     for a, b in zip(tree.leaves(conformance.states(kept)), tree.leaves(conformance.states(anew)), strict=True):
         assert torch.equal(a, b)

@@ -17,13 +17,18 @@ from fedrane import conformance, tree
 from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.federation import Normaliser
+from fedrane.kernels.batch_norm import normalise
+from fedrane.kernels.convolution import convolve
+from fedrane.kernels.dispatch import triton_available
+from fedrane.kernels.sgd_step import sgd_step
+from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.methods import METHODS
-from fedrane.models.stacked import AsProducts, convolve, descend, kernels_available, normalise
 from fedrane.ops import graph
 from fedrane.task import Batch, Model
 from fedrane.training.result import Result
 from fedrane.training.setup import make_task
 from slopes import Slopes, slopes_of
+from gradients import Tensors, gradients_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -57,7 +62,7 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, device="cuda")
 
 
-def errors(found: Slopes, true: Slopes) -> list[float]:
+def errors(found: Tensors, true: Tensors) -> list[float]:
     """The largest error in each tensor, beside the usual size of its numbers."""
     return [float((a.double() - b).abs().max() / b.square().mean().sqrt()) for a, b in zip(found, true, strict=True)]
 
@@ -94,13 +99,13 @@ def test_a_convolution_by_the_kernels_is_exact_to_rounding(
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return convolve(x, weight, bias, stride, padding)
 
-    exact = slopes_of(true, weights, *inputs)
+    exact = gradients_of(true, weights, *inputs)
     torch.backends.cuda.matmul.allow_tf32 = False
-    wide = slopes_of(ours, weights.float(), *(v.float() for v in inputs))
-    assert max(errors(wide, exact)) < 1e-4  # TF32 would give some 1e-3
+    float32 = gradients_of(ours, weights.float(), *(v.float() for v in inputs))
+    assert max(errors(float32, exact)) < 1e-4  # TF32 would give some 1e-3
     x, *rest = (v.float() for v in inputs)  # parameters stay float32, also beside a bf16 map
-    narrow = slopes_of(ours, weights.float(), x.bfloat16(), *rest)
-    assert max(errors(narrow, exact)) < 0.1
+    bf16 = gradients_of(ours, weights.float(), x.bfloat16(), *rest)
+    assert max(errors(bf16, exact)) < 0.1
 
 
 @pytest.mark.parametrize(("side", "channels"), [(8, 64), (1, 512), (5, 7)])
@@ -114,10 +119,10 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
     def ours(live: Tensor, old: Tensor) -> Callable[..., Tensor]:
         return lambda x, weight, bias: normalise(x, live, weight, bias, old, 1e-5, 0.1)[0]
 
-    def all_of(kind: torch.dtype) -> list[Slopes]:
+    def all_of(dtype: torch.dtype) -> list[Tensors]:
         return [
-            slopes_of(
-                ours(live[k], old[k].to(kind)), weights[k : k + 1].to(kind), *(v[k : k + 1].to(kind) for v in inputs)
+            gradients_of(
+                ours(live[k], old[k].to(dtype)), weights[k : k + 1].to(dtype), *(v[k : k + 1].to(dtype) for v in inputs)
             )
             for k in range(3)
         ]
@@ -128,14 +133,14 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
 
 
 @pytest.mark.parametrize("rows", [3, 700])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(rows: int, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(rows: int, dtype: torch.dtype) -> None:
     """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
-    x, live = (100 * noise(2, rows, 9, 1, 1)).to(kind), torch.arange(rows, device="cuda") < 1
+    x, live = (100 * noise(2, rows, 9, 1, 1)).to(dtype), torch.arange(rows, device="cuda") < 1
     weight, bias, old = (noise(2, 9).float() for _ in range(3))
     bias[:, ::3] = 0
     y = torch.vmap(lambda x, w, b, o: normalise(x, live, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
-    assert torch.equal(y[:, 0, :, 0, 0], bias.to(kind))
+    assert torch.equal(y[:, 0, :, 0, 0], bias.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -150,14 +155,14 @@ def test_pooling_by_the_kernels_is_the_librarys(side: int, size: int, stride: in
     def pool(x: Tensor) -> Tensor:
         return F.max_pool2d(x, size, stride, padding)
 
-    plain = [slopes_of(pool, weights[k : k + 1], x[k : k + 1].float()) for k in range(3)]
-    with AsProducts():
-        ours = slopes_of(pool, weights, x.float())
+    plain = [gradients_of(pool, weights[k : k + 1], x[k : k + 1].float()) for k in range(3)]
+    with stacked_mode():
+        ours = gradients_of(pool, weights, x.float())
     for found, true in zip(ours, (torch.cat(part) for part in zip(*plain, strict=True)), strict=True):
         assert torch.allclose(found, true, atol=1e-6)
 
 
-def test_a_step_down_by_the_kernels_has_slopes_too() -> None:
+def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
     start, by, rate = (
         noise(3, 4, 5, 3, 3).float().to(memory_format=torch.channels_last_3d),
         noise(3, 4, 5, 3, 3),
@@ -166,11 +171,11 @@ def test_a_step_down_by_the_kernels_has_slopes_too() -> None:
     by, rate = by.float(), rate.float()
 
     def ours(start: Tensor, by: Tensor, rate: Tensor) -> Tensor:
-        with AsProducts():
-            return descend(start, by, rate)
+        with stacked_mode():
+            return sgd_step(start, by, rate)
 
-    found = slopes_of(ours, by, start, by, rate)
-    true = slopes_of(lambda start, by, rate: start - rate * by, by, start, by, rate)
+    found = gradients_of(ours, by, start, by, rate)
+    true = gradients_of(lambda start, by, rate: start - rate * by, by, start, by, rate)
     assert max(errors(found, tuple(v.double() for v in true))) < 1e-5
 
 
@@ -194,7 +199,7 @@ def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(rows: int,
 
 
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
-def test_a_networks_slopes_are_as_exact_as_the_librarys_own(model: str) -> None:
+def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> None:
     """Against float64: what float32 loses on the way through the network, both lose."""
     rows, method = images(1 if model == "convnet" else 3, 28 if model == "convnet" else 32), METHODS["fedavg"].kind()
     lost = {}
@@ -212,12 +217,12 @@ def test_a_networks_slopes_are_as_exact_as_the_librarys_own(model: str) -> None:
             return found
 
         if how == "kernels":
-            with AsProducts():
-                slopes = torch.vmap(lambda params: torch.func.grad(loss)(params))(tree.stack([start.params] * 2))
-            slopes = {name: value[1] for name, value in slopes.items()}
+            with stacked_mode():
+                gradients = torch.vmap(lambda params: torch.func.grad(loss)(params))(tree.stack([start.params] * 2))
+            gradients = {name: value[1] for name, value in gradients.items()}
         else:
-            slopes = torch.func.grad(loss)(start.params)
-        lost[how] = {name: value.double() for name, value in slopes.items()}
+            gradients = torch.func.grad(loss)(start.params)
+        lost[how] = {name: value.double() for name, value in gradients.items()}
     true = lost.pop("true")
     library, kernels = (
         sorted(float((found[n] - true[n]).norm() / true[n].norm()) for n in true) for found in lost.values()
@@ -251,7 +256,7 @@ def test_every_network(model: str, norm: str) -> None:
     settings: dict[str, Any] = {"model": model, "norm": norm, "lr": 0.01, "rounds": 1, "epochs": 1, "batch": 64}
     one, many = (trained("fedavg", engine, **settings) for engine in ("sequential", "stacked"))
     found = gaps(one, many)
-    # The slopes by BatchNorm's shifts are sums that nearly cancel, and rounding is what is left of some of them.
+    # The gradients of BatchNorm's biases are sums that nearly cancel, and rounding is what is left of some of them.
     assert found[len(found) // 2] < 1e-3
     assert found[-1] < 0.2
 
@@ -276,8 +281,8 @@ def test_a_resumed_run_equals_one_never_stopped(tmp_path: Any) -> None:
 
 
 def test_bf16_learns_as_float32_does() -> None:
-    wide, narrow = (trained("fedavg", "stacked", rounds=6, precision=p) for p in ("float32", "bf16"))
-    assert narrow.history[-1]["global/accuracy"] > wide.history[-1]["global/accuracy"] - 0.1
+    float32, bf16 = (trained("fedavg", "stacked", rounds=6, precision=p) for p in ("float32", "bf16"))
+    assert bf16.history[-1]["global/accuracy"] > float32.history[-1]["global/accuracy"] - 0.1
 
 
 class Draws(fedrane.Algorithm):
@@ -294,7 +299,7 @@ def test_a_method_that_cannot_be_captured_runs_eagerly_and_says_why() -> None:
     assert np.isfinite(result.history[-1]["global/loss"])
 
 
-def test_the_slots_are_said() -> None:
+def test_the_size_of_a_stack_is_reported() -> None:
     class Ear(fedrane.Callback):
         heard: list[str] = []  # noqa: RUF012 - one run
 
@@ -308,7 +313,7 @@ def test_the_slots_are_said() -> None:
 
 
 def test_the_kernels_are_in_use() -> None:
-    assert kernels_available(), "this GPU's torch comes with Triton; without it convolutions are slow"
+    assert triton_available(), "this GPU's torch comes with Triton; without it convolutions are slow"
 
 
 def test_augmented_inputs_are_those_of_a_cpu() -> None:

@@ -290,8 +290,8 @@ class TellsOfSome(Algorithm):
 
 @pytest.mark.filterwarnings("ignore:.*one client at a time")
 @pytest.mark.parametrize("engine", ["sequential", *ENGINES])
-def test_a_metric_is_told_by_all_clients_or_by_none(engine: str) -> None:
-    with pytest.raises(FedraneError, match=r"client 1 tells of \['loss', 'odd'\], client 0 of \['loss'\].* same names"):
+def test_a_metric_is_reported_by_all_clients_or_by_none(engine: str) -> None:
+    with pytest.raises(FedraneError, match=r"client 1 reports \['loss', 'odd'\], client 0 \['loss'\].* same names"):
         conformance.trained(TellsOfSome(), engine=engine)
 
 

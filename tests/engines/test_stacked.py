@@ -15,7 +15,7 @@ import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Experiment, conformance, tree
 from fedrane.data.dataset import Dataset
-from fedrane.engines import make, stacked
+from fedrane.engines import make, stacked, static_step
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
 from fedrane.training.result import Result
@@ -100,18 +100,18 @@ def test_a_mistake_in_a_hook_is_not_hidden() -> None:
         conformance.trained(Wrong(), engine="stacked")
 
 
-def test_many_waves_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_chunks_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
-    monkeypatch.setitem(stacked.MOST, "cpu", 3)
-    waves = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
-    close(conformance.states(whole), conformance.states(waves), 1e-12)
+    monkeypatch.setitem(stacked.MAX_STACKED_CLIENTS, "cpu", 3)
+    chunks = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    close(conformance.states(whole), conformance.states(chunks), 1e-12)
 
 
-def test_lanes_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waves are cut into lanes differently, and each lane has room for all of them from the start."""
+def test_streams_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are cut into stacks differently, and each stack is large enough for all of them from the start."""
     made: list[int] = []
 
-    class Counted(stacked.Recording):
+    class Counted(static_step.Recording):
         def __init__(self, *args: Any) -> None:
             made.append(0)
             super().__init__(*args)
@@ -126,11 +126,11 @@ def test_lanes_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatc
     settings |= {"precision": "float64", "partition": {"alpha": 0.3}, "engine": "stacked"}
     experiment = Experiment(method="scaffold", **settings)
     whole = fedrane.run(experiment)
-    monkeypatch.setattr(stacked, "Recording", Counted)
-    monkeypatch.setitem(stacked.LANES, "cpu", 3)
-    monkeypatch.setitem(stacked.MOST, "cpu", 7)
-    lanes = fedrane.run(experiment, callbacks=[Rounds()])
-    close(conformance.states(whole), conformance.states(lanes), 1e-12)
+    monkeypatch.setattr(static_step, "Recording", Counted)
+    monkeypatch.setitem(stacked.MAX_STREAMS, "cpu", 3)
+    monkeypatch.setitem(stacked.MAX_STACKED_CLIENTS, "cpu", 7)
+    streams = fedrane.run(experiment, callbacks=[Rounds()])
+    close(conformance.states(whole), conformance.states(streams), 1e-12)
     first, *rest = Rounds.recordings
     assert first > 3
     assert rest == [first]
@@ -141,16 +141,16 @@ def test_lanes_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatc
 def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(steps: list[int], most: int) -> None:
     def end(cuts: tuple[int, ...]) -> float:
         parts = [steps[a:b] for a, b in pairwise((0, *cuts, len(steps)))]
-        return max(stacked.FIXED * part[0] + sum(part) for part in parts)
+        return max(stacked.STEP_OVERHEAD * part[0] + sum(part) for part in parts)
 
-    found = stacked.in_lanes(steps, most)
+    found = stacked.split_over_streams(steps, most)
     assert [k for piece in found for k in range(len(steps))[piece]] == list(range(len(steps)))
     every = (cuts for n in range(most) for cuts in combinations(range(1, len(steps)), n))
     assert end(tuple(piece.start for piece in found[1:])) == min(map(end, every))
 
 
-def test_one_long_client_has_a_lane_of_its_own() -> None:
-    assert stacked.in_lanes([100, 10, 10, 10], 2) == [slice(0, 1), slice(1, 4)]
+def test_one_long_client_has_its_own_stack() -> None:
+    assert stacked.split_over_streams([100, 10, 10, 10], 2) == [slice(0, 1), slice(1, 4)]
 
 
 class HandsOn(fedrane.Algorithm):

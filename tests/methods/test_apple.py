@@ -17,7 +17,7 @@ from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.federation import Federation
 from fedrane.methods.apple import APPLE
-from fedrane.ops import cores
+from fedrane.ops import core_models
 from fedrane.task import Client, State, Task
 from problems import DOUBLE, federation, quick, slow_except, table
 
@@ -174,7 +174,7 @@ def test_a_fixed_relation_gives_a_warning() -> None:
     starts = []
     for k in (0, 3):
         ctx = Sequential(method, fed).context(server, owns[k], fed.client(k, 6, 0.1, 1))
-        starts.append(cores.mix(ctx, ctx.own.extra["core"], ctx.own.extra["relation"]))
+        starts.append(core_models.mix(ctx, ctx.own.extra["core"], ctx.own.extra["relation"]))
     close(*starts)
 
 

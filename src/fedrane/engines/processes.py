@@ -1,8 +1,8 @@
-"""Clients on many cores: processes of one thread of arithmetic each, forked anew for every round.
+"""One client per core: processes of one thread of arithmetic each, forked in every round.
 
 Many threads of one process wait for Python's lock. A forked process has the models, the rows and the method as they
-stand: nothing is sent to it, and a method of a notebook need not be known by name. What it has found comes back in
-memory that both see. The hooks and their order are the sequential engine's.
+stand: nothing is sent to it, and a method of a notebook need not be importable. Results come back in shared
+memory. The hooks and their order are the sequential engine's.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Processes(Sequential):
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded, use of fork")
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
-        longest_first = sorted(range(len(items)), key=lambda place: -sizes[place])
+        longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
         with _memory() as file:
 
-            def one(place: int) -> _Packed:
-                return _pack(work(self.worker, items[place]), file, place * ROOM)
+            def one(position: int) -> _Packed:
+                return _pack(work(self.worker, items[position]), file, position * MAX_RESULT_BYTES)
 
             with ProcessPoolExecutor(
                 max_workers=max(1, min(self.number, len(items))),
@@ -71,8 +71,8 @@ class Processes(Sequential):
             ) as pool:
                 try:
                     with _uninterrupted():
-                        futures = {place: pool.submit(_do, place) for place in longest_first}
-                    return [_unpack(futures[place].result(), file) for place in range(len(items))]
+                        futures = {position: pool.submit(_do, position) for position in longest_first}
+                    return [_unpack(futures[position].result(), file) for position in range(len(items))]
                 except BaseException as error:  # an interrupt as well: what is being computed is not waited for
                     with _uninterrupted():
                         for child in list((pool._processes or {}).values()):
@@ -88,17 +88,17 @@ class Processes(Sequential):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An interrupt is heard afterwards: half-made processes would be left over."""
+    """An interrupt takes effect afterwards: half-made processes would be left over."""
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield
         return
-    heard = []
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    interrupted = []
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.append(True))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard:
+        if interrupted:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -110,13 +110,13 @@ _job: Callable[[int], Any]
 def _settle(parent: int, job: Callable[[int], Any]) -> None:
     global _job
     _job = job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
-    sys.stdout, sys.stderr = _anew(sys.stdout), _anew(sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, and decides
+    sys.stdout, sys.stderr = _reopened(sys.stdout), _reopened(sys.stderr)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
 
 
-def _anew(stream: Any) -> Any:
+def _reopened(stream: Any) -> Any:
     """Another way to the same file: a thread that is not here may hold the locks of the one that was forked."""
     try:
         file = getattr(stream, "rich_proxied_file", stream).fileno()
@@ -132,16 +132,16 @@ def _follow(parent: int) -> None:
     os._exit(1)
 
 
-def _do(place: int) -> Any:
+def _do(position: int) -> Any:
     try:
-        return _job(place)
+        return _job(position)
     except Exception as error:
         if _can_travel(error):
             raise
-        told = RuntimeError(f"{type(error).__name__}: {error}")
+        portable = RuntimeError(f"{type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", ()):
-            told.add_note(note)
-        raise told from None
+            portable.add_note(note)
+        raise portable from None
 
 
 def _can_travel(error: Exception) -> bool:
@@ -154,14 +154,14 @@ def _can_travel(error: Exception) -> bool:
 
 # ---- what comes back
 
-ROOM = 1 << 40
-"""Bytes of the shared file, which takes memory only where something is written, for each item."""
+MAX_RESULT_BYTES = 1 << 40
+"""Of the shared file for each item; it takes memory only where something is written."""
 
 
 class _Packed(NamedTuple):
     content: bytes
     """Pickled, without the tensors' numbers."""
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     """Where in the file those begin and end."""
 
 
@@ -192,19 +192,19 @@ def _tensor(content: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> 
 def _pack(value: Any, file: int, begin: int) -> _Packed:
     skeleton, buffers = BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(skeleton, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
-    places = []
+    positions = []
     for content in (buffer.raw() for buffer in buffers):
         end = begin + len(content)
-        places.append((begin, end))
+        positions.append((begin, end))
         while content:
             content = content[os.pwrite(file, content, end - len(content)) :]
         begin = end
-    return _Packed(skeleton.getvalue(), places)
+    return _Packed(skeleton.getvalue(), positions)
 
 
 def _unpack(packed: _Packed, file: int) -> Any:
     """Each tensor in memory of its own, which goes when the tensor does."""
-    buffers = [_read(file, *place) for place in packed.places]
+    buffers = [_read(file, *position) for position in packed.positions]
     return pickle.loads(packed.content, buffers=buffers)  # noqa: S301 - from a child of this process
 
 

@@ -6,7 +6,7 @@ mask them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,38 +25,49 @@ from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
 
 T = TypeVar("T")
-CHUNK = 1024
-"""Rows answered at a time, where answers do not depend on it."""
+MAX_PREDICT_ROWS = 1024
+"""Rows predicted at a time, where predictions do not depend on it."""
 
 
 class Sequential(LocalEngine):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         self.algorithm, self.federation = algorithm, federation
+        self._reported: set[str] = set()
 
     def train_round(
         self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
     ) -> Trained:
-        def one(engine: Sequential, k: int) -> tuple[Client, Done, int]:
+        def one(engine: Sequential, k: int) -> tuple[Client, Done, int, str]:
             client = engine.federation.client(k, round, rate, epochs)
             ctx = engine.context(server, owns.get(k), client)
             down = tree.nbytes(engine.arriving(ctx.down, first=k not in owns))
-            return client, engine.train_client(ctx, k, round, epochs), down
+            return client, engine.train_client(ctx, k, round, epochs), down, engine.message
 
         clients = sorted(clients)
         sizes = [len(self.federation.split.train[k]) for k in clients]
-        cohort, done, down = zip(*self.each(one, clients, sizes), strict=True)
+        cohort, done, down, messages = zip(*self.each(one, clients, sizes), strict=True)
         return Trained(
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(cohort),
             owns={k: d.own for k, d in zip(clients, done, strict=True)},
-            metrics=told_by_all(clients, [d.metrics for d in done]),
+            metrics=metrics_of_all(clients, [d.metrics for d in done]),
             rows=epochs * sum(sizes),
             bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
+            say=self.once(messages),
         )
 
+    message = ""
+    """What the user should know of how this engine, or this worker of one, trained its last client."""
+
+    def once(self, messages: Iterable[str]) -> tuple[str, ...]:
+        """Those that have not been reported before in this run."""
+        new = tuple(dict.fromkeys(m for m in messages if m and m not in self._reported))
+        self._reported |= set(new)
+        return new
+
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
-        """The same work for each item; ``sizes`` say how long it takes beside the others."""
+        """The same work for each item; ``sizes`` are how long it takes, compared with the others."""
         return [work(self, item) for item in items]
 
     def context(self, server: State, own: State | None, client: Client) -> Context:
@@ -103,17 +114,22 @@ class Sequential(LocalEngine):
         return self.algorithm.personal_model(self.federation.task, ctx)
 
     def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
-        chunk = self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else CHUNK
-        chunks = [rows[begin : begin + chunk] for begin in range(0, len(rows), chunk)]
+        size = self.predict_rows
+        chunks = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         if not chunks:
             return Predicted(np.zeros(0, np.int64), np.zeros(0))
         answers = self.each(
-            lambda engine, place: engine.answer(model, pool, chunks[place]),
+            lambda engine, position: engine.answer(model, pool, chunks[position]),
             range(len(chunks)),
             [len(c) for c in chunks],
         )
         labels, losses = (torch.cat(parts) for parts in zip(*answers, strict=True))
         return Predicted(labels.cpu().numpy(), losses.double().cpu().numpy())
+
+    @property
+    def predict_rows(self) -> int:
+        """Rows predicted together."""
+        return self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else MAX_PREDICT_ROWS
 
     @torch.no_grad()
     def answer(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -136,15 +152,21 @@ class Sequential(LocalEngine):
         return State(Model(changed, down.model.stats), down.extra)
 
 
-def told_by_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
-    for k, told in zip(clients, metrics, strict=True):
-        if told.keys() != metrics[0].keys():
+def not_replayed(algorithm: Algorithm, reason: str) -> str:
+    """A message, if there is a reason."""
+    name = type(algorithm).__name__
+    return f"{name}'s steps are not replayed from a recording, which is slower: {reason}" if reason else ""
+
+
+def metrics_of_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
+    for k, reported in zip(clients, metrics, strict=True):
+        if reported.keys() != metrics[0].keys():
             raise FedraneError(
-                f"client {k} tells of {sorted(told)}, client {clients[0]} of {sorted(metrics[0])}",
-                "a metric is written down for all clients of a round",
+                f"client {k} reports {sorted(reported)}, client {clients[0]} {sorted(metrics[0])}",
+                "a metric is logged for all clients of a round",
                 "Have the hook finish give every client the same names",
             )
-    return {name: [float(told[name]) for told in metrics] for name in metrics[0]}
+    return {name: [float(reported[name]) for reported in metrics] for name in metrics[0]}
 
 
 def stack_clients(clients: Sequence[Client]) -> Client:

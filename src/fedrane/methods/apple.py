@@ -28,7 +28,7 @@ from torch.func import grad_and_value
 from fedrane import tree
 from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
-from fedrane.ops import cores
+from fedrane.ops import core_models
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
 
@@ -54,20 +54,20 @@ class APPLE(Algorithm):
 
     def init(self, task: Task, roster: Roster) -> State:
         model, sizes = task.init(), roster.sizes
-        extra = {"wanted": cores.next_in_number(sizes, self.downloads)} if self.downloads else {}
+        extra = {"wanted": core_models.next_in_number(sizes, self.downloads)} if self.downloads else {}
         extra["prior"] = (sizes.double() / sizes.sum().clamp(min=1)).to(task.dtype)
-        return State(model, {"cores": cores.copies(self.exchanged(task, model.params), len(sizes)), **extra})
+        return State(model, {"cores": core_models.copies(self.exchanged(task, model.params), len(sizes)), **extra})
 
     def join(self, task: Task, server: State, client: Client) -> State:
         (params, stats), rows, prior = server.model, server.extra["cores"], server.extra["prior"]
         extra = {"core": {name: value[int(client.index)] for name, value in rows.items()}, "relation": prior}
         if self.downloads:  # the server's model stays the initial one, so these are copies of all initial cores
-            return State(server.model, {**extra, **cores.first(self.exchanged(task, params), client)})
+            return State(server.model, {**extra, **core_models.first(self.exchanged(task, params), client)})
         mixed = {name: torch.tensordot(prior, value, 1) for name, value in rows.items()}
         return State(Model({**params, **mixed}, stats), extra)
 
     def send(self, task: Task, server: State, client: Client) -> State:
-        which = server.extra["wanted"][client.index] if self.downloads else cores.others(client)
+        which = server.extra["wanted"][client.index] if self.downloads else core_models.others(client)
         sent = {name: rows[which] for name, rows in server.extra["cores"].items()}
         return State(Model({}, {}), {"cores": sent, "which": which, "prior": server.extra["prior"]})
 
@@ -83,7 +83,7 @@ class APPLE(Algorithm):
         params, stats = work.model
 
         def loss(trained: tree.Tensors, relation: Tensor) -> tuple[Tensor, Outcome]:
-            mixed = Model({**params, **trained, **cores.mix(ctx, trained, relation)}, stats)
+            mixed = Model({**params, **trained, **core_models.mix(ctx, trained, relation)}, stats)
             value, outcome = self.objective(task, ctx, mixed, batch)
             away = (relation - ctx.down.extra["prior"]).square().sum()
             return value + self._focus(ctx.client) * self.strength / 2 * away, outcome
@@ -104,14 +104,14 @@ class APPLE(Algorithm):
         core, up = done.up.model.params, {}
         own = {"core": core, "relation": relation}
         if self.downloads:
-            own |= cores.keep(ctx)
-            up["wanted"] = cores.wish(ctx, relation, own["had"], work.extra["key"])
-        mixed = Model({**work.model.params, **cores.mix(ctx, core, relation)}, work.model.stats)
+            own |= core_models.keep(ctx)
+            up["wanted"] = core_models.wish(ctx, relation, own["had"], work.extra["key"])
+        mixed = Model({**work.model.params, **core_models.mix(ctx, core, relation)}, work.model.stats)
         return done._replace(up=State(Model(core, {}), up), own=State(mixed, own))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         uploads = {"cores": ups.model.params, **ups.extra}
-        updated = {name: cores.put(server.extra[name], cohort.index, new) for name, new in uploads.items()}
+        updated = {name: core_models.put(server.extra[name], cohort.index, new) for name, new in uploads.items()}
         return server._replace(extra=server.extra | updated), {}
 
     def _focus(self, client: Client) -> Tensor:  # λ(r)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.bodies import MODELS, WITHOUT_NORM
-from fedrane.models.stacked import kernels_available
 
-__all__ = ["MODELS", "WITHOUT_NORM", "build", "check", "kernels_available", "split_head"]
+__all__ = ["MODELS", "WITHOUT_NORM", "build", "check", "split_head"]
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from fedrane.data.noise import uniform
-from fedrane.models.stacked import as_products, normalise
+from fedrane.kernels import dispatch
+from fedrane.kernels.batch_norm import normalise
 
 
 @dataclass
@@ -46,40 +45,6 @@ def within(now: Pass) -> Iterator[None]:
         _current.reset(token)
 
 
-class WholeSlopes(TorchFunctionMode):
-    """Convolutions of short numbers on a CPU, with every slope written.
-
-    Where a window has one place along a side that is shorter than the stride, oneDNN (3.12, bf16) leaves slopes by the
-    weight as the memory was. With one place the stride says nothing, so there it is 1. Transposed convolutions, which
-    have the same fault where their output is shorter than the stride, are left as they are.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in CONVOLUTIONS:
-            return _convolve(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
-
-
-def _convolve(
-    func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, *args: Any, **kwargs: Any
-) -> Tensor:
-    y: Tensor = func(input, weight, bias, stride, *args, **kwargs)
-    sides, places = (value.shape[2 - weight.dim() :] for value in (input, y))
-    strides = list(stride) if isinstance(stride, tuple | list) else [stride] * len(sides)
-    needed = [1 if n == 1 and side < step else step for side, n, step in zip(sides, places, strides, strict=True)]
-    if needed == strides:
-        return y
-    y = func(input, weight, bias, needed, *args, **kwargs)
-    for dim, n in enumerate(places, 2 - weight.dim()):
-        y = y.narrow(dim, 0, n)
-    return y.contiguous()
-
-
 class MaskedBatchNorm(nn.Module):
     """BatchNorm over live rows. ``tracked`` keeps running statistics for the test; otherwise each batch has its own."""
 
@@ -104,14 +69,14 @@ class MaskedBatchNorm(nn.Module):
 
     def _answer(self, x: Tensor) -> Tensor:
         mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
-        if not as_products():
+        if not dispatch.stacked():
             return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
         scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
         shift = (0 if self.bias is None else self.bias) - mean * scale
         return (x.movedim(1, -1) * scale + shift).movedim(-1, 1)
 
     def _all_rows(self, x: Tensor, now: Pass | None) -> Tensor:
-        if x.numel() == x.shape[1]:  # one value a channel: its own mean, so the output is the bias alone
+        if x.numel() == x.shape[1]:  # one value per channel is its own mean: the output is the bias
             live = torch.ones(len(x), dtype=torch.bool, device=x.device)
             return self._live_rows(x, now or Pass(self.training, live, True))
         if not self.tracked or now is None:
@@ -122,9 +87,9 @@ class MaskedBatchNorm(nn.Module):
         return y
 
     def _live_rows(self, x: Tensor, now: Pass) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        weight = x.new_ones(self.channels, dtype=wide) if self.weight is None else self.weight
-        bias = x.new_zeros(self.channels, dtype=wide) if self.bias is None else self.bias
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight = x.new_ones(self.channels, dtype=dtype) if self.weight is None else self.weight
+        bias = x.new_zeros(self.channels, dtype=dtype) if self.bias is None else self.bias
         running = (self.running_mean, self.running_var) if self.tracked else (bias, weight)
         old = torch.stack([value.detach() for value in running if value is not None])
         y, new = normalise(x, now.live, weight, bias, old, self.eps, self.momentum)

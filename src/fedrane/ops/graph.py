@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.errors import ConfigError
-from fedrane.models.stacked import kernels_for, of_stack
+from fedrane.kernels import dispatch
+from fedrane.kernels.dispatch import on_stack
 
 FLOOR = 1e-3
 """ε, the lower bound on the eigenvalues of BBᵀ + εI. It keeps Φ finite, and accurate in float32."""
@@ -128,10 +129,9 @@ def relations(
     correlation = pearson(features, live)
     square = correlation.mT @ correlation
     fits = square.shape[-1] <= MAX_KERNEL_SIZE and not differentiable
-    kernels = kernels_for(square, "fedrane.ops.kernels") if fits else None
-    if kernels:
+    if fits and (kernels := dispatch.gpu_kernels(square, "inverse")):
         settings = (strength, alternations, floor, tolerance, MIN_ROOT)
-        weights, change = of_stack(kernels.relate, square, live, *settings)
+        weights, change = on_stack(kernels.relate, square, live, *settings)
     else:
         weights, change = _alternate(square, live, strength, alternations, closed_form, floor, tolerance)
     weights, size = weights.to(dtype), weights.abs()

@@ -1,8 +1,8 @@
-"""GPU kernels for the relations of many batches at a time: ``graph`` is their oracle, and says what they compute.
+"""Inverses and inverse roots of many small matrices at a time, for the relations of batches (``fedrane.ops.graph``).
 
-A batch's matrices are small enough for one multiprocessor to hold one in its registers, where it is inverted by Gauss
-and Jordan's elimination. An inverse root is a sum of shifted inverses, each made by a multiprocessor of its own. So an
-alternation is five launches where products alone would take some eighty.
+``graph`` has the same computation in PyTorch, and the formulas. A matrix fits in the registers of one multiprocessor,
+where Gauss-Jordan elimination inverts it. An inverse root is a sum of shifted inverses, each computed by its own
+multiprocessor. An alternation is then five launches; matrix products alone would take about eighty.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 @triton.jit
 def _inverted(a, row, scratch, size, P: tl.constexpr):
-    """Of a symmetric positive matrix with no number above 1 on its diagonal; what is beyond ``size`` stays as it is.
+    """Of a symmetric positive matrix with no number above 1 on its diagonal; what is beyond ``size`` is left alone.
 
     Step k turns a into a − vvᵀ / p, where v is its row k less the unit vector and p its entry (k, k). That is the
     elimination in place but for 2 at (k, k), which nothing reads again; and as p ≤ 1, nothing is lost in v. The row
-    goes to its readers through memory, at two places in turn, so that one barrier a step is enough.
+    goes to its readers through memory, alternating between two positions, so that one barrier a step is enough.
     """
     for k in range(size):
         here = row == k
-        place = scratch + k % 2 * P
-        tl.store(place + row[None, :] + tl.zeros((P, 1), tl.int32), a, mask=here[:, None] & (row >= 0)[None, :])
+        line_at = scratch + k % 2 * P
+        tl.store(line_at + row[None, :] + tl.zeros((P, 1), tl.int32), a, mask=here[:, None] & (row >= 0)[None, :])
         tl.debug_barrier()
-        line = tl.load(place + row) - tl.where(here, 1.0, 0.0)
-        a -= (line / tl.load(place + k))[:, None] * line[None, :]
+        line = tl.load(line_at + row) - tl.where(here, 1.0, 0.0)
+        a -= (line / tl.load(line_at + k))[:, None] * line[None, :]
     return tl.where((row[:, None] == row[None, :]) & (row < size)[None, :], 2.0, 0.0) - a
 
 
@@ -121,21 +121,21 @@ def relate(
     """B in its exact form, and its last change, for PᵀP (…, n, n); ``lowest`` as in ``graph.inverse_root``."""
     shape, size = square.shape, square.shape[-1]
     square, live = square.reshape(-1, size, size).contiguous(), live.reshape(-1, size).contiguous()
-    many, side = len(square), max(16, triton.next_power_of_2(size))
-    kind = {"P": side, "num_warps": 4}  # with more of them the barriers cost more than is won
+    matrices, side = len(square), max(16, triton.next_power_of_2(size))
+    options = {"P": side, "num_warps": 4}  # with more warps the barriers cost more than is gained
     weights, penalty, inverse = torch.zeros_like(square), torch.empty_like(square), torch.empty_like(square)
-    change, settled = square.new_ones(many), torch.zeros(many, dtype=torch.int32, device=square.device)
+    change, settled = square.new_ones(matrices), torch.zeros(matrices, dtype=torch.int32, device=square.device)
     shifts, shares = _poles(lowest**2, square.device)
-    roots, tiny = square.new_empty(many, len(shifts), size, size), torch.finfo(square.dtype).eps
-    scratch = square.new_empty(many, len(shifts), 2, side)
+    roots, tiny = square.new_empty(matrices, len(shifts), size, size), torch.finfo(square.dtype).eps
+    scratch = square.new_empty(matrices, len(shifts), 2, side)
     for number in range(alternations):
         if number:
             product = torch.bmm(weights, weights.mT)
-            _roots[(many, len(shifts))](product, live, shifts, shares, roots, scratch, floor, size, **kind)
+            _roots[(matrices, len(shifts))](product, live, shifts, shares, roots, scratch, floor, size, **options)
         terms = len(shifts) if number else 0
-        _inverse[(many,)](square, roots, terms, live, penalty, inverse, scratch, strength, tiny, size, **kind)
+        _inverse[(matrices,)](square, roots, terms, live, penalty, inverse, scratch, strength, tiny, size, **options)
         spread = torch.bmm(inverse, penalty)
-        _weigh[(many,)](inverse, spread, live, weights, change, settled, tolerance, size, **kind)
+        _weigh[(matrices,)](inverse, spread, live, weights, change, settled, tolerance, size, **options)
     return weights.reshape(shape), change.reshape(shape[:-2])
 
 
@@ -144,11 +144,11 @@ def _poles(lowest: float, device: torch.device, error: float = 1e-6) -> tuple[Te
     """Shifts σ and shares w with x^(-1/2) ≈ Σ w / (x + σ) for x from ``lowest`` to 1; every share is positive.
 
     The trapezoidal rule after a change of variables to Jacobi's elliptic functions (Hale, Higham and Trefethen 2008,
-    method 3). Kept on the device: a captured step can bring nothing from the host.
+    method 3). Kept on the device: a captured step can copy nothing from the host.
     """
     quarter = float(ellipkm1(lowest))
-    many = int(np.ceil(-np.log(error) * quarter / np.pi**2)) + 1
-    sn, cn, dn, _ = ellipj((np.arange(many) + 0.5) * quarter / many, 1 - lowest)
-    shares = 2 * quarter * np.sqrt(lowest) / (np.pi * many) * dn / cn**2
+    terms = int(np.ceil(-np.log(error) * quarter / np.pi**2)) + 1
+    sn, cn, dn, _ = ellipj((np.arange(terms) + 0.5) * quarter / terms, 1 - lowest)
+    shares = 2 * quarter * np.sqrt(lowest) / (np.pi * terms) * dn / cn**2
     shifts, shares = (torch.tensor(v, dtype=torch.float32, device=device) for v in (lowest * (sn / cn) ** 2, shares))
     return shifts, shares

@@ -17,12 +17,16 @@ import fedrane
 from asserts import close
 from fedrane import conformance
 from fedrane.data.dataset import Dataset
-from fedrane.engines import stacked as engine
-from fedrane.models import stacked
-from fedrane.models.stacked import AsProducts, convolve, descend, normalise
+from fedrane.engines import stacked, static_step
+from fedrane.kernels import dispatch
+from fedrane.kernels.batch_norm import normalise
+from fedrane.kernels.convolution import convolve
+from fedrane.kernels.sgd_step import sgd_step
+from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.ops import graph
 from problems import SLOW
 from slopes import Slopes, slopes_of
+from gradients import Tensors, gradients_of
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 pytestmark = [
@@ -32,23 +36,22 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Layers of stacked clients by the kernels, as on a GPU."""
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Layers of stacked clients by the kernels, as on a GPU; gives their modules by name."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
-    def kernels_for(x: Tensor, module: str = "fedrane.models.kernels") -> ModuleType | None:
-        return importlib.import_module(module) if x.dtype == torch.float32 else None
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(f"fedrane.kernels.gpu.{name}")
 
-    for user in (stacked, graph):
-        monkeypatch.setattr(user, "kernels_for", kernels_for)
-    return importlib.import_module("fedrane.models.kernels")
+    monkeypatch.setattr(dispatch, "gpu_kernels", lambda x, name: module(name) if x.dtype == torch.float32 else None)
+    return module
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def near(found: Slopes, true: Slopes, within: float = 1e-5) -> None:
+def near(found: Tensors, true: Tensors, within: float = 1e-5) -> None:
     for a, b in zip(found, true, strict=True):
         assert a.shape == b.shape
         assert float((a.double() - b).abs().max()) < within * float(b.abs().max())
@@ -71,7 +74,7 @@ def near(found: Slopes, true: Slopes, within: float = 1e-5) -> None:
     ],
 )
 def test_a_convolution(
-    kernels: ModuleType,
+    kernels: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
     beforehand: bool,
     side: int,
@@ -81,56 +84,60 @@ def test_a_convolution(
     stride: int,
     padding: int,
 ) -> None:
-    """Its weights are shortened beforehand where there are many, which changes no number of float32."""
+    """Its weights are cast beforehand where there are many, which changes no number of float32."""
     if beforehand:
-        monkeypatch.setattr(kernels, "MANY", 1)
-        monkeypatch.setattr(kernels, "LONG", 1)
+        monkeypatch.setattr(kernels("convolution"), "MIN_CAST_CLIENTS", 1)
+        monkeypatch.setattr(kernels("convolution"), "MIN_CAST_ROWS", 1)
     inputs = noise(2, 3, channels, side, side), noise(2, outputs, channels, taps, taps), noise(2, outputs)
     after = (side + 2 * padding - taps) // stride + 1
     weights = noise(2, 3, outputs, after, after)
-    found = slopes_of(lambda x, w, b: convolve(x, w, b, stride, padding), weights.float(), *(v.float() for v in inputs))
-    near(found, slopes_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
+    found = gradients_of(
+        lambda x, w, b: convolve(x, w, b, stride, padding), weights.float(), *(v.float() for v in inputs)
+    )
+    near(found, gradients_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
 
 
 @pytest.mark.parametrize("channels", [2, pytest.param(16, marks=SLOW)])
-def test_a_convolution_of_a_map_that_is_not_square(kernels: ModuleType, channels: int) -> None:
+def test_a_convolution_of_a_map_that_is_not_square(kernels: Callable[[str], ModuleType], channels: int) -> None:
     """Tall, with a tap that is dead in one direction, and so many rows that their sum is made in parts."""
     inputs = noise(2, 43, channels, 12, 1), noise(2, 7, channels, 3, 3), noise(2, 7)
     weights = noise(2, 43, 7, 12, 1)
-    found = slopes_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
-    near(found, slopes_of(lambda x, w, b: F.conv2d(x, w, b, 1, 1), weights, *inputs))
+    found = gradients_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
+    near(found, gradients_of(lambda x, w, b: F.conv2d(x, w, b, 1, 1), weights, *inputs))
 
 
-@pytest.mark.parametrize("short", [0, 10**6])
+@pytest.mark.parametrize("one_launch", [0, 10**6])
 @pytest.mark.parametrize(("rows", "side"), [(5, 3), (70, 2)])
-def test_normalisation(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: int, side: int, short: int) -> None:
+def test_normalisation(
+    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, rows: int, side: int, one_launch: int
+) -> None:
     """By one kernel, and by three."""
-    monkeypatch.setattr(kernels, "SHORT", short)
+    monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
     live = torch.arange(rows) < torch.tensor([[rows], [rows - 2]])
     weights = noise(2, rows, 20, side, side, seed=1) * live[:, :, None, None, None]
     inputs = 3 + 2 * noise(2, rows, 20, side, side), noise(2, 20), noise(2, 20)
     old = noise(2, 2, 20).abs()
 
-    def both(kind: torch.dtype) -> Slopes:
-        def one(live: Tensor, old: Tensor, weights: Tensor, *inputs: Tensor) -> Slopes:
-            def total(*inputs: Tensor) -> tuple[Tensor, Slopes]:
+    def both(dtype: torch.dtype) -> Tensors:
+        def one(live: Tensor, old: Tensor, weights: Tensor, *inputs: Tensor) -> Tensors:
+            def total(*inputs: Tensor) -> tuple[Tensor, Tensors]:
                 y, new = normalise(inputs[0], live, *inputs[1:], old, 1e-5, 0.1)
                 return (y * weights).sum(), (y * live[:, None, None, None], new)
 
-            slopes, found = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
-            return (*found, *slopes)
+            gradients, found = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
+            return (*found, *gradients)
 
-        return torch.vmap(one)(live, old.to(kind), weights.to(kind), *(v.to(kind) for v in inputs))
+        return torch.vmap(one)(live, old.to(dtype), weights.to(dtype), *(v.to(dtype) for v in inputs))
 
     near(both(torch.float32), both(torch.float64))
 
 
-@pytest.mark.parametrize("short", [0, 10**6])
+@pytest.mark.parametrize("one_launch", [0, 10**6])
 def test_a_single_value_is_normalised_to_the_bias(
-    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, short: int
+    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, one_launch: int
 ) -> None:
     """To the last bit: a ReLU sees the sign."""
-    monkeypatch.setattr(kernels, "SHORT", short)
+    monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
     x, live = 100 * noise(2, 4, 9, 1, 1).float(), torch.arange(4) < 1
     weight, bias, old = (noise(2, 9, seed=n).float() for n in range(3))
     bias[:, ::3] = 0
@@ -138,13 +145,13 @@ def test_a_single_value_is_normalised_to_the_bias(
     assert torch.equal(y[:, 0, :, 0, 0], bias)
 
 
-@pytest.mark.parametrize("short", [0, 10**6])
+@pytest.mark.parametrize("one_launch", [0, 10**6])
 @pytest.mark.parametrize("rows", [0, 1])
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
-    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: int, short: int
+    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, rows: int, one_launch: int
 ) -> None:
     """Also where a dead row holds what is no number; beside it a client with a variance, whose statistics move."""
-    monkeypatch.setattr(kernels, "SHORT", short)
+    monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
     x, live = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[rows], [3]])
     x[0, rows:] = torch.nan
     weight, bias = (noise(2, 9, seed=n).float() for n in range(2))
@@ -168,19 +175,19 @@ def test_pooling(side: int, size: int, stride: int, padding: int) -> None:
     def pool(x: Tensor) -> Tensor:
         return F.max_pool2d(x, size, stride, padding)
 
-    with AsProducts():
-        found = slopes_of(pool, weights.float(), x.float())
-    near(found, slopes_of(pool, weights, x))
+    with stacked_mode():
+        found = gradients_of(pool, weights.float(), x.float())
+    near(found, gradients_of(pool, weights, x))
 
 
 @pytest.mark.parametrize("turned", [0, 1, 2])
-def test_a_step_down(turned: int) -> None:
+def test_an_sgd_step(turned: int) -> None:
     """Of tensors that lie one way, or two, or both turned."""
     start, by, rate = noise(3, 4, 5, 3, 3), noise(3, 4, 5, 3, 3, seed=1), noise(3, seed=2)
     start, by = (v.to(memory_format=torch.channels_last_3d) if n < turned else v for n, v in enumerate((start, by)))
-    with AsProducts():
-        found = slopes_of(descend, by.float(), start.float(), by.float(), rate.float())
-    near(found, slopes_of(lambda start, by, rate: start - rate * by, by, start, by, rate))
+    with stacked_mode():
+        found = gradients_of(sgd_step, by.float(), start.float(), by.float(), rate.float())
+    near(found, gradients_of(lambda start, by, rate: start - rate * by, by, start, by, rate))
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
@@ -196,12 +203,14 @@ def test_relations(form: str) -> None:
     assert torch.allclose(found.change.double(), true.change, atol=1e-3)
 
 
-@pytest.mark.parametrize("module", ["fedrane.models.kernels", "fedrane.ops.kernels"])
-def test_no_argument_has_a_name_that_the_compilers_launcher_takes_for_its_own(module: str) -> None:
+@pytest.mark.parametrize("module", ["convolution", "batch_norm", "pooling", "sgd_step", "inverse"])
+def test_no_argument_has_a_name_that_the_compilers_launcher_takes_for_its_own(
+    kernels: Callable[[str], ModuleType], module: str
+) -> None:
     """It puts them beside variables of these names, which then hide them; the interpreter does not mind."""
-    kernels = [value for value in vars(importlib.import_module(module)).values() if hasattr(value, "arg_names")]
-    assert len(kernels) > 3
-    assert not {"params", "specialization", "options"} & {name for kernel in kernels for name in kernel.arg_names}
+    found = [value for value in vars(kernels(module)).values() if hasattr(value, "arg_names")]
+    assert found
+    assert not {"params", "specialization", "options"} & {name for kernel in found for name in kernel.arg_names}
 
 
 class Small(nn.Module):
@@ -218,19 +227,19 @@ class Small(nn.Module):
         return scores
 
 
-class Anew:
+class Plain(static_step.Recording):
     """Of a recording nothing but the work, for the interpreter writes where no recorder sees it."""
 
-    def __init__(self, work: Callable[[], object], lasting: Any) -> None:
-        self.replay = work
+    def replay(self) -> None:
+        self.work()
 
 
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("fedrane", marks=SLOW)])
 def test_a_run_by_the_kernels_ends_where_the_sequential_engine_ends(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(engine, "Recording", Anew)
-    monkeypatch.setitem(engine.LANES, "cpu", 2)
+    monkeypatch.setattr(static_step, "Recording", Plain)
+    monkeypatch.setitem(stacked.MAX_STREAMS, "cpu", 2)
     y = np.arange(44) % 3
     x = np.random.Generator(np.random.Philox(5)).integers(0, 255, (44, 1, 6, 6)).astype(np.uint8)
     rows = Dataset("noise", x[:34], y[:34], x[34:], y[34:], tuple("abc"), (0.5,), (0.25,))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.func import vmap
 
-from fedrane.ops import cores
+from fedrane.ops import core_models
 from fedrane.task import Client, Context, Model, State
 from problems import DOUBLE
 
@@ -24,7 +24,7 @@ def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
     """The chance of each pair in its order: p_i p_j / (1 − p_i)."""
     weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=DOUBLE), 20_000
     keys = 1_000_003 * torch.arange(count)
-    pairs = vmap(lambda key: cores.draw(weights.log(), 2, key))(keys)
+    pairs = vmap(lambda key: core_models.draw(weights.log(), 2, key))(keys)
     for i in range(4):
         for j in range(4):
             chance = float(weights[i] * weights[j] / (1 - weights[i])) if i != j else 0.0
@@ -35,7 +35,7 @@ def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
 def test_what_was_never_had_comes_first_and_oneself_never() -> None:
     relation, had = torch.tensor([0.9, 0.9, 0.0, 0.9, 0.0], dtype=DOUBLE), torch.tensor([3, 0, 0, 1, 7])
     ctx = Context(State(NOTHING, {"which": torch.tensor([1, 4, 0])}), State(NOTHING, {}), client(1, 5))
-    asked = [cores.wish(ctx, relation, had, torch.tensor(key)).tolist() for key in range(200)]
+    asked = [core_models.wish(ctx, relation, had, torch.tensor(key)).tolist() for key in range(200)]
     assert all(wishes[0] == 2 for wishes in asked)
     assert {place for wishes in asked for place in wishes[1:]} == {0, 3, 4}
 
@@ -47,7 +47,7 @@ def test_a_larger_coefficient_is_asked_for_more_often_and_more_so_in_later_round
     for round, base in ((1, 1.5), (60, 20.0)):
         down = State(NOTHING, {"which": torch.tensor([1])})
         ctx = Context(down, State(NOTHING, {}), client(0, 3, round))
-        asked = vmap(lambda key, ctx=ctx: cores.wish(ctx, relation, had, key))(keys)
+        asked = vmap(lambda key, ctx=ctx: core_models.wish(ctx, relation, had, key))(keys)
         chance = base / (base + 1)
         assert abs(float((asked == 1).double().mean()) - chance) < 5 * math.sqrt(chance * (1 - chance) / len(keys))
 
@@ -60,11 +60,11 @@ def test_the_mix_is_of_ones_own_core_the_fresh_ones_and_copies_of_the_rest() -> 
         State(NOTHING, {"cores": fresh, "which": torch.tensor([4, 0])}), State(NOTHING, {"cores": kept}), client(2, 5)
     )
     expected = -0.1 * rows[0] + 0.2 * rows[1] + 0.3 * core["a"] + 0.4 * rows[3] - 0.5 * rows[4]
-    torch.testing.assert_close(cores.mix(ctx, core, relation)["a"], expected)
+    torch.testing.assert_close(core_models.mix(ctx, core, relation)["a"], expected)
 
 
 def test_the_next_in_number_go_round_and_are_others() -> None:
     sizes = torch.ones(4)
-    assert cores.next_in_number(sizes, 2).tolist() == [[1, 2], [2, 3], [3, 0], [0, 1]]
-    assert cores.next_in_number(sizes, 9).tolist() == [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
-    assert cores.next_in_number(torch.ones(1), 3).tolist() == [[]]
+    assert core_models.next_in_number(sizes, 2).tolist() == [[1, 2], [2, 3], [3, 0], [0, 1]]
+    assert core_models.next_in_number(sizes, 9).tolist() == [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
+    assert core_models.next_in_number(torch.ones(1), 3).tolist() == [[]]

@@ -27,9 +27,9 @@ def copies(core: Tensors, count: int) -> Tensors:
     return {name: value.expand(count, *value.shape) for name, value in core.items()}
 
 
-def put(rows: T, places: Tensor, new: T) -> T:
+def put(rows: T, positions: Tensor, new: T) -> T:
     """A stack of trees with some of its rows replaced."""
-    return tree.map(lambda old, row: old.index_copy(0, places, row), rows, new)
+    return tree.map(lambda old, row: old.index_copy(0, positions, row), rows, new)
 
 
 def next_in_number(clients: Tensor, most: int) -> Tensor:
@@ -65,7 +65,7 @@ def first(core: Tensors, client: Client) -> dict[str, Any]:
 
 
 def keep(ctx: Context) -> dict[str, Any]:
-    """The client's copies with those that came in their places, and how often each has come by now."""
+    """The client's copies with those that came in their positions, and how often each has come by now."""
     down, own = ctx.down.extra, ctx.own.extra
     return {
         "cores": put(own["cores"], down["which"], down["cores"]),
@@ -83,7 +83,7 @@ def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, count: int, key: Tensor) -> Tensor:
-    """``count`` different places, one after another by the softmax of the ``logits`` that are left.
+    """``count`` different positions, one after another by the softmax of the ``logits`` that are left.
 
     With Gumbel noise added the largest logit is such a draw, and the ``count`` largest are that many.
     """

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import fedrane
 from asserts import close
 from fedrane import conformance
-from fedrane.engines import recording
-from fedrane.engines.recording import Recording
+from fedrane.engines import replay
+from fedrane.engines.replay import Recording
 from fedrane.methods import METHODS
 from fedrane.task import State
 
@@ -132,11 +132,11 @@ def test_a_long_chain_needs_little_memory() -> None:
             y = (y * 1.01).cumsum(0) / 64
         found.copy_(y)
 
-    recorder = recording._Recorder({recording.memory(found)})
+    recorder = replay._Recorder({replay.storage(found)})
     with recorder:
         chain()
-    calls = recording._packed(recording._shortened(recorder.calls), {recording.memory(found)})
-    assert len({recording.memory(value) for call in calls for value in call.made}) <= 2
+    calls = replay._reuse_memory(replay._without_copies(recorder.calls), {replay.storage(found)})
+    assert len({replay.storage(value) for call in calls for value in call.outputs}) <= 2
 
 
 UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
@@ -169,7 +169,7 @@ def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
 
 def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
-    monkeypatch.setattr(recording, "MOST", 0)
+    monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
     anew = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
     close(conformance.states(kept), conformance.states(anew), 1e-12)
 

@@ -1,0 +1,1 @@
+"""Triton kernels over a stack of clients (S, …); imported by ``fedrane.kernels.dispatch`` alone."""

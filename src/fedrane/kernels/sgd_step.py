@@ -1,0 +1,42 @@
+"""One step of SGD, also where clients are stacked and each has its own learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fedrane.kernels import dispatch
+from fedrane.kernels.dispatch import on_stack
+
+
+def sgd_step(params: Tensor, grads: Tensor, rate: Tensor) -> Tensor:
+    """params − rate · grads; for stacked clients with a rate each, PyTorch's own takes twice as long on a GPU."""
+    kernels = dispatch.stacked() and dispatch.gpu_kernels(params, "sgd_step")
+    if kernels and rate.dim() == 0 and params.shape == grads.shape:
+        out: Tensor = _SgdStep.apply(params, grads, rate)  # type: ignore[no-untyped-call]
+        return out
+    return torch.addcmul(params, grads, rate, value=-1)
+
+
+class _SgdStep(Function):
+    """By the kernels."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(params: Tensor, grads: Tensor, rate: Tensor) -> Tensor:
+        kernels = dispatch.gpu_kernels(params, "sgd_step")
+        out: Tensor = on_stack(kernels.sgd_step, params, grads, rate)  # type: ignore[union-attr]
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        grad_output, (grads, rate) = grad_outputs[0], ctx.saved_tensors
+        return grad_output, -rate * grad_output, -(grad_output * grads).sum()
