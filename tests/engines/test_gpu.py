@@ -27,7 +27,6 @@ from fedrane.ops import graph
 from fedrane.task import Batch, Model
 from fedrane.training.result import Result
 from fedrane.training.setup import make_task
-from slopes import Slopes, slopes_of
 from gradients import Tensors, gradients_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -24,9 +24,8 @@ from fedrane.kernels.convolution import convolve
 from fedrane.kernels.sgd_step import sgd_step
 from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.ops import graph
-from problems import SLOW
-from slopes import Slopes, slopes_of
 from gradients import Tensors, gradients_of
+from problems import SLOW
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 pytestmark = [

@@ -30,13 +30,10 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.engines.base import LocalEngine, Trained
-from fedrane.engines.recording import Recording, overwrite
-from fedrane.engines.sequential import CHUNK, Sequential
-from fedrane.evaluation import Predicted
-from fedrane.engines import Predicted, Trained
 from fedrane.engines.replay import overwrite
 from fedrane.engines.sequential import Sequential, not_replayed
 from fedrane.engines.static_step import StaticStep
+from fedrane.evaluation import Predicted
 from fedrane.federation import Federation, Pool, each_of
 from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.task import Batch, Client, Context, Model, State
