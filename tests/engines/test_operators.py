@@ -224,7 +224,7 @@ def test_an_unknown_operator_is_done_plainly_and_reported_once(engine: str) -> N
     close(conformance.states(one), conformance.states(many), 1e-12)
     method, fed = many.algorithm, many.federation
     server, used = method.init(fed.task, fed.roster), make(engine, method, fed)
-    said = [used.train(server, {}, [0, 1], round, 0.1, 2).say for round in (1, 2)]
+    said = [used.train_round(server, {}, [0, 1], round, 0.1, 2).say for round in (1, 2)]
     [message] = said[0]
     assert "fedrane_tests::doubled is not known to repeat correctly" in message
     assert not said[1]

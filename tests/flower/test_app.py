@@ -307,7 +307,7 @@ def test_one_that_joins_after_the_end_gets_the_model(tmp_path: Path) -> None:
     federation.grid = federation.connect(0)
     federation.grid.configs[9] = config
     federation.grid.join(client=9, node=5)
-    serve(federation.app, ServerSettings(str(out), timeout=0.5), federation.grid)
+    serve(federation.app, ServerSettings(str(out), timeout=30.0), federation.grid)
     assert set(federation.personal(9)) == {"personal"}
     assert (out / "metrics.jsonl").read_bytes() == before
     assert not list(trained(federation.grid.seen))
@@ -387,7 +387,7 @@ def test_a_node_without_data_says_so(tmp_path: Path) -> None:
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
     heard: list[str] = []
-    pool = NodePool(grid, "ab" * 16, timeout=0.1, log=heard.append)
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
     pool.discover()
     assert not pool.nodes
     assert "has no data" in heard[0]
@@ -397,7 +397,7 @@ def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> No
     """A node without a registered key has another name after each start; the old one fades only slowly."""
     federation = Federation(tmp_path, rounds=1)
     grid, heard = federation.connect(1), list[str]()
-    pool = NodePool(grid, "ab" * 16, timeout=0.1, log=heard.append)
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
     pool.discover()
     assert pool.nodes == {0: 1000}
     grid.join(client=0, node=5)
