@@ -36,7 +36,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
     assert [json.loads(line)["seconds"] for line in at_once.stdout.splitlines()] == [None] * 8, (
         "nothing is recorded yet"
     )
-    assert "of 8 cells the speed on this machine is not known" in at_once.stderr
+    assert "the speed of 8 cells on this machine is not known" in at_once.stderr
     assert "measuring" not in at_once.stderr
     planned = fedrane(*command, "--dry-run", "--measure", "--json", cwd=tmp_path)
     cells = [json.loads(line) for line in planned.stdout.splitlines()]

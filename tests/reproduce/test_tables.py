@@ -72,7 +72,7 @@ def test_what_is_lacking_is_seen(filled: Sweep) -> None:
     assert at(best, "fedprox") == "diverged"
     assert at(best, "scaffold") == "80.81 (1 of 2 seeds)"
     assert at(best, "fedavg", Condition("cifar10", 0.5)) == "", "nothing was run"
-    assert at(made["personal", "best"], "fedavg") == "–", "no such answer"
+    assert at(made["personal", "best"], "fedavg") == "–", "no such model"
     assert any("it left 100 %" in note for note in best.notes)
     assert set(made) == {(m, w) for m in ("global", "personal") for w in ("best", "last")}
 

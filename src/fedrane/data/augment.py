@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from fedrane.data.noise import uniform
@@ -77,6 +76,8 @@ class Augmenter:
 
     @classmethod
     def of(cls, how: Augmentation, device: torch.device, dtype: torch.dtype) -> Augmenter:
+        from scipy.special import betaincinv  # slow to import
+
         steps = torch.linspace(0, 1, QUANTILES + 1, dtype=torch.float64)
         # The quantiles of a uniform weight are the steps themselves, to the last bit.
         weights = steps if how.mixup in (0, 1) else torch.from_numpy(betaincinv(how.mixup, how.mixup, steps.numpy()))

@@ -427,7 +427,7 @@ def _partition(lines: Sequence[Line]) -> Section:
         about = f"seed {run.seed}, {count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training examples"
         title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training examples"
         if not run.knows_classes:
-            about += "; clients do not share their classes"
+            about += "; which classes they have does not leave the clients"
         panels.append(Panel(f"partition-{number}", title, plots.partition(run), about))
     of_class = " of each class" if any(run.knows_classes for _, run in found) else ""
     lead = f"The number of training examples{of_class} of each client; its own test examples are not counted."

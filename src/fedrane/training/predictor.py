@@ -209,8 +209,8 @@ class Models:
         if not 0 <= client < self.population:
             raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
         who = each_of(describe(self.task, [client], self.labels, self.round))[0]
-        own = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
-        ctx = Context(self.algorithm.send(self.task, self.server, who), own, who)
+        client_state = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
+        ctx = Context(self.algorithm.send(self.task, self.server, who), client_state, who)
         return self._predictor(self.algorithm.personal_model(self.task, ctx), PERSONAL)
 
     def _predictor(self, model: Model, kind: str) -> Predictor:
