@@ -327,15 +327,10 @@ def _minimise(cost: Array, matrix: Array, w: Array, p: Array) -> Array:
     return p
 
 
-<<<<<<< HEAD
 def _feasible(matrix: Array, w: Array) -> Array | None:
     """A start p with all p_k q_k ≥ w_k: the p > 0 with the largest min q, scaled up. None if there is none."""
-=======
-def _inside(matrix: Array, w: Array) -> Array | None:
-    """A p with all p_k q_k ≥ w_k to start from: some p > 0 whose smallest q is largest, made long enough."""
     from scipy.optimize import linprog  # slow to import
 
->>>>>>> house-d
     clients = len(matrix)
     least_q = linprog(
         np.append(np.zeros(clients), -1.0),
