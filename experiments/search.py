@@ -24,10 +24,10 @@ import torch
 
 import fedrane
 from fedrane import Dataset, Experiment
+from fedrane.config.settings import flat, nested
 from fedrane.errors import Diverged
 from fedrane.reproduce import tune
 from fedrane.reproduce.targets import key_of, settings_of
-from fedrane.settings import flat, nested
 from fedrane.training.setup import as_dataset
 
 HERE = Path(__file__).parent

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from fedrane import Algorithm, Callback, Context, Experiment, Model, Outcome
-from fedrane.conformance import blobs
 from fedrane.data.dataset import Dataset
+from fedrane.data.federation import Federation
 from fedrane.data.partition import Split
 from fedrane.engines.processes import impossible
-from fedrane.federation import Federation
 from fedrane.methods import METHODS
 from fedrane.models import split_head
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.task import Batch, Task
+from fedrane.testing.conformance import blobs
 
 DOUBLE = torch.float64
 FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 import fedrane
-from fedrane import Experiment, calibration, conformance
-from fedrane.calibration import RANGE, TRAINING, VALIDATION, ClientScores, fit
+from fedrane import Experiment
 from fedrane.data import load
 from fedrane.errors import ConfigError
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.local import Local
-from fedrane.training import loop
+from fedrane.testing import conformance
+from fedrane.training import calibration, loop
+from fedrane.training.calibration import RANGE, TRAINING, VALIDATION, ClientScores, fit
 from fedrane.training.result import Result
 from fedrane.training.run_folder import CALIBRATION, Folder
 from harness import untimed

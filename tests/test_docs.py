@@ -14,10 +14,11 @@ import pytest
 import torch
 import typer.main
 
-from fedrane import Experiment, conformance, methods
+from fedrane import Experiment, methods
 from fedrane.cli.app import app
+from fedrane.config.settings import ALIASES, addressed, by_label, parse
 from fedrane.data.partition import Partitioning
-from fedrane.settings import ALIASES, addressed, by_label, parse
+from fedrane.testing import conformance
 
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"

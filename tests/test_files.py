@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrane.files import PARTS, as_toml, write_atomically
+from fedrane.system.files import PARTS, as_toml, write_atomically
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrane.data import plan
+from fedrane.data import sampling
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 4), st.integers(0, 9))
 def test_each_epoch_uses_each_example_once(size: int, batch: int, epochs: int, client: int) -> None:
-    made = plan.batches(3, 5, {client: size, client + 1: size, client + 2: 3}, batch, epochs)[client]
+    made = sampling.batches(3, 5, {client: size, client + 1: size, client + 2: 3}, batch, epochs)[client]
     steps = -(-size // batch)
     assert made.rows.shape == made.live.shape == (epochs * steps, batch)
     for epoch in range(epochs):
@@ -22,8 +22,8 @@ def test_each_epoch_uses_each_example_once(size: int, batch: int, epochs: int, c
 
 
 def test_batches_differ_by_round_client_and_epoch() -> None:
-    def of(seed: int, round: int, client: int, *others: int) -> plan.Batches:
-        return plan.batches(seed, round, dict.fromkeys((client, *others), 50), 50, 2)[client]
+    def of(seed: int, round: int, client: int, *others: int) -> sampling.Batches:
+        return sampling.batches(seed, round, dict.fromkeys((client, *others), 50), 50, 2)[client]
 
     first = of(0, 1, 0)
     assert not np.array_equal(first.rows[0], first.rows[1])
@@ -37,14 +37,14 @@ def test_batches_differ_by_round_client_and_epoch() -> None:
 
 @given(st.integers(1, 300), st.floats(0.001, 1), st.integers(1, 100))
 def test_a_cohort_is_a_sorted_fraction(population: int, participation: float, round: int) -> None:
-    cohort = plan.cohort(7, round, population, participation)
+    cohort = sampling.cohort(7, round, population, participation)
     assert len(cohort) == max(1, int(participation * population + 0.5))
     assert cohort == sorted(set(cohort))
     assert all(0 <= k < population for k in cohort)
 
 
 def test_everybody_is_sampled_sooner_or_later_and_evenly() -> None:
-    counts = np.bincount([k for r in range(400) for k in plan.cohort(0, r, 20, 0.25)], minlength=20)
+    counts = np.bincount([k for r in range(400) for k in sampling.cohort(0, r, 20, 0.25)], minlength=20)
     assert counts.sum() == 400 * 5
     assert counts.min() > 70
     assert counts.max() < 130
@@ -52,7 +52,7 @@ def test_everybody_is_sampled_sooner_or_later_and_evenly() -> None:
 
 def test_dropouts_have_their_own_stream_and_rate() -> None:
     everybody = list(range(50))
-    lost = [plan.lost(0, r, everybody, 0.2) for r in range(100)]
+    lost = [sampling.lost(0, r, everybody, 0.2) for r in range(100)]
     assert 850 < sum(map(len, lost)) < 1150
-    assert plan.lost(0, 3, everybody, 0.0) == []
-    assert set(plan.lost(0, 3, everybody[:25], 0.2)) == {k for k in lost[3] if k < 25}, "whoever else takes part"
+    assert sampling.lost(0, 3, everybody, 0.0) == []
+    assert set(sampling.lost(0, 3, everybody[:25], 0.2)) == {k for k in lost[3] if k < 25}, "whoever else takes part"

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 import fedrane
-from fedrane import Experiment, Predictor, conformance
+from fedrane import Experiment, Predictor
 from fedrane.data import load
 from fedrane.errors import DataError
 from fedrane.methods.fedavg import FedAvg
+from fedrane.testing import conformance
 from fedrane.training.predictor import Inputs, read_rows
 
 DIGITS = load("digits")

@@ -30,13 +30,13 @@ from fedrane import (
     tree,
 )
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.conformance import blobs, experiment, network, states
-from fedrane.data import plan
+from fedrane.config.settings import dotted
+from fedrane.data import sampling
 from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
 from fedrane.methods import METHODS, Method
 from fedrane.report.comparison import compare, run_folder
-from fedrane.settings import dotted
 from fedrane.task import Batch, cross_entropy
+from fedrane.testing.conformance import blobs, experiment, network, states
 from fedrane.training.run_folder import Folder
 from problems import Listener, dense, quick
 
@@ -100,9 +100,9 @@ def test_cohorts_and_dropouts_are_the_plans() -> None:
     e = quick(rounds=6, clients=10, participation=0.5, dropout=0.4, seed=3)
     result = fedrane.run(e)
     for record in result.history:
-        cohort = plan.cohort(3, record["round"], 10, 0.5)
+        cohort = sampling.cohort(3, record["round"], 10, 0.5)
         assert sorted(record["cohort"] + record["lost"]) == cohort
-        assert record["lost"] == plan.lost(3, record["round"], cohort, 0.4)
+        assert record["lost"] == sampling.lost(3, record["round"], cohort, 0.4)
         assert len(record.get("cosine", [])) == len(record["cohort"])
     assert {k for r in result.history for k in r["cohort"]} == set(result.owns)
 

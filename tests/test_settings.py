@@ -9,13 +9,14 @@ from typing import ClassVar
 
 import pytest
 
-from fedrane import Algorithm, Experiment, Partitioning, effects
+from fedrane import Algorithm, Experiment, Partitioning
 from fedrane.algorithm import Needs
+from fedrane.config import effects
+from fedrane.config.settings import ALIASES, WORD, addressed, as_messages, by_label, parse
 from fedrane.errors import ConfigError
 from fedrane.experiment import KEYS
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedprox import FedProx
-from fedrane.settings import ALIASES, WORD, addressed, as_messages, by_label, parse
 
 PROX = 'clients = 7\n[method]\nname = "fedprox"\nstrength = 5\n'
 

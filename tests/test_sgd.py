@@ -9,7 +9,7 @@ import torch
 
 from asserts import same_bytes
 from fedrane.errors import ConfigError
-from fedrane.sgd import SGD, Schedule
+from fedrane.ops.sgd import SGD, Schedule
 
 
 @pytest.mark.parametrize(

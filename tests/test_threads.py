@@ -13,11 +13,12 @@ from threadpoolctl import threadpool_info
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Experiment, Result, conformance, engines, tree
+from fedrane import Algorithm, Experiment, Result, engines, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import registry
 from fedrane.errors import ConfigError
 from fedrane.report.comparison import compare
+from fedrane.testing import conformance
 from fedrane.training import setup
 from fedrane.training.run_folder import CONFIG
 from problems import FORKS, SLOW, Listener, federation, quick, table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedrane
-from fedrane import timing
+from fedrane.training import timing
 from fedrane.training.run_folder import SUMMARY
 from problems import quick
 

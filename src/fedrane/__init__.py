@@ -7,8 +7,8 @@ from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Partitioning
 from fedrane.errors import FedraneError
 from fedrane.experiment import Experiment
+from fedrane.ops.sgd import Schedule
 from fedrane.run import load, resume, run
-from fedrane.sgd import Schedule
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from fedrane.training.callbacks import Callback
 from fedrane.training.predictor import Models, Predictor

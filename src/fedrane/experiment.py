@@ -16,14 +16,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from fedrane import methods, settings, threads
+from fedrane import methods
 from fedrane.algorithm import Algorithm
+from fedrane.config import settings
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, nearest
-from fedrane.files import as_toml
 from fedrane.models.norms import check_policy
-from fedrane.sgd import Schedule
+from fedrane.ops.sgd import Schedule
+from fedrane.system import threads
+from fedrane.system.files import as_toml
 
 PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"

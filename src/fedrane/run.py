@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedrane import engines, own_code, settings, sources
+from fedrane import engines
+from fedrane.config import settings, sources, user_code
 from fedrane.data import partition as partitions
 from fedrane.experiment import Experiment
-from fedrane.threads import limited
+from fedrane.system.threads import limited
 from fedrane.training import sessions
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
@@ -79,8 +80,8 @@ def run(
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
             partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
-            own_code.remember(experiment)
-            own_code.keep(experiment, folder)
+            user_code.remember(experiment)
+            user_code.keep(experiment, folder)
             prints = of_data(rows, dataset) | fingerprints(federation.task, model, folder)
             folder.write_json(
                 METADATA, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints}
@@ -115,8 +116,8 @@ def resume(
         cleanup.callback(folder.close)
         folder.open()
         inputs = RecordedInputs(folder, accept_changes)
-        inputs.check(own_code.now(folder))  # before any of it is run
-        before = cleanup.enter_context(own_code.opened(folder, trust_code, accept_changes))
+        inputs.check(user_code.now(folder))  # before any of it is run
+        before = cleanup.enter_context(user_code.opened(folder, trust_code, accept_changes))
         experiment = before if rounds is None else before.replace(rounds=rounds)
         replan = experiment.rounds != before.rounds
         engines.check(experiment.engine)
@@ -134,7 +135,7 @@ def resume(
             require_same_states(experiment, algorithm_at(before, done), federation, checkpoint, folder)
         history = folder.metrics_until(done)
         notes = [f"{problem} {OLDER}" for problem in problems]
-        notes += [f"{file} is gone: its copy in the run folder is used." for file in own_code.gone(folder)]
+        notes += [f"{file} is gone: its copy in the run folder is used." for file in user_code.gone(folder)]
         notes += inputs.unused(experiment)
         deviations = inputs.accepted()
         if replan:
@@ -156,7 +157,7 @@ def resume(
                 session["rounds"]["planned_before"] = before.rounds
             cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
             if deviations:  # before the new plan stands: killed in between, they must not be forgotten
-                own_code.keep(experiment, folder)
+                user_code.keep(experiment, folder)
                 inputs.write(loop.facts(), deviations)
             folder.reopen(done, experiment if replan else None)
         for note in notes:

@@ -19,7 +19,7 @@ from fedrane.errors import ConfigError
 from fedrane.kernels import precision
 from fedrane.models.layers import Pass, within
 from fedrane.models.norms import convert, norm_names
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.tree import Tensors
 
 

@@ -13,12 +13,13 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close, same_bytes, untimed
-from fedrane import Augmentation, Experiment, conformance
+from fedrane import Augmentation, Experiment
 from fedrane.data.augment import Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError
 from fedrane.methods import METHODS
 from fedrane.task import Batch, cross_entropy
+from fedrane.testing import conformance
 from problems import FEW, slow_except
 
 KEY = torch.tensor(77)

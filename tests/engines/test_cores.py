@@ -21,13 +21,14 @@ import torch
 
 import fedrane
 from asserts import close, untimed
-from fedrane import Experiment, conformance, tree
+from fedrane import Experiment, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import Processes, Sequential, Threaded, replay, threaded
 from fedrane.engines.threaded import Worker, channels_last
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
 from fedrane.task import Model
+from fedrane.testing import conformance
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.run_folder import CONFIG
 from harness import PATIENCE

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import same_bytes
-from fedrane import conformance, tree
+from fedrane import tree
 from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
-from fedrane.federation import Normaliser
+from fedrane.data.federation import Normaliser
 from fedrane.kernels.batch_norm import normalise
 from fedrane.kernels.convolution import convolve
 from fedrane.kernels.dispatch import triton_available
@@ -25,6 +25,7 @@ from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.methods import METHODS
 from fedrane.ops import graph
 from fedrane.task import Batch, Model
+from fedrane.testing import conformance
 from fedrane.training.result import Result
 from fedrane.training.setup import make_task
 from gradients import Tensors, gradients_of

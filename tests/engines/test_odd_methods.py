@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close, untimed
-from fedrane import Algorithm, Experiment, conformance, tree
+from fedrane import Algorithm, Experiment, tree
 from fedrane.algorithm import Outcome
 from fedrane.data.partition import Partition, Partitioning, save
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.task import Model, State
+from fedrane.testing import conformance
 from problems import slow_except
 
 ENGINES = ("stacked", "threaded", "processes")

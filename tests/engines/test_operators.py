@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close
-from fedrane import Experiment, conformance
+from fedrane import Experiment
 from fedrane.data.dataset import Dataset
 from fedrane.engines import make, replay
 from fedrane.engines.operators import REPLAYABLE
 from fedrane.engines.replay import Recording
 from fedrane.methods import METHODS
 from fedrane.models import MODELS
+from fedrane.testing import conformance
 
 ENGINES = ["stacked", "threaded"]
 SMALL_MODELS = ["mlp", "convnet"]

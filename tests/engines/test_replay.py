@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close
-from fedrane import conformance
 from fedrane.engines import replay
 from fedrane.engines.replay import Recording
 from fedrane.methods import METHODS
 from fedrane.task import State
+from fedrane.testing import conformance
 
 RECURRENT = nn.GRU(4, 4, batch_first=True)
 

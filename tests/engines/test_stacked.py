@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close, same_bytes, untimed
-from fedrane import Experiment, conformance, tree
+from fedrane import Experiment, tree
 from fedrane.data.dataset import Dataset
 from fedrane.engines import make, stacked, static_step
 from fedrane.methods import METHODS
 from fedrane.methods.fedavg import FedAvg
+from fedrane.testing import conformance
 from fedrane.training.result import Result
 from problems import EVERY_METHOD, federation, slow_except, table
 

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Experiment, data, own_code, report
+from fedrane import Experiment, data, report
 from fedrane.cli.app import app as command
-from fedrane.data.own import read_labelled
+from fedrane.config import user_code
+from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower.app import client, models
 from fedrane.flower.engine import TooFewRepliesError
@@ -336,12 +337,12 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     federation.serve()
     folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
     ask = ["flower", "predict", folder, rows]
-    monkeypatch.setattr(own_code, "_named", set())
+    monkeypatch.setattr(user_code, "_named", set())
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
     file.write_text(OWN.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
-    monkeypatch.setattr(own_code, "_named", set())
+    monkeypatch.setattr(user_code, "_named", set())
     refused = CliRunner().invoke(command, ask)
     assert isinstance(refused.exception, ConfigError)
     assert "names code: method=" in str(refused.exception)

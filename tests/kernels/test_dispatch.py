@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from asserts import close
-from fedrane import conformance
 from fedrane.kernels import convolution, dispatch, stacked_mode
 from fedrane.methods import METHODS
+from fedrane.testing import conformance
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close
-from fedrane import conformance
 from fedrane.data.dataset import Dataset
 from fedrane.engines import stacked, static_step
 from fedrane.kernels import dispatch
@@ -24,6 +23,7 @@ from fedrane.kernels.convolution import convolve
 from fedrane.kernels.sgd_step import sgd_step
 from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.ops import graph
+from fedrane.testing import conformance
 from gradients import Tensors, gradients_of
 from problems import SLOW
 

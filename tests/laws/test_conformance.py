@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedrane import Algorithm, conformance, tree
+from fedrane import Algorithm, tree
 from fedrane.algorithm import PERSONAL, Done, Outcome, Work
 from fedrane.methods import METHODS
 from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy
+from fedrane.testing import conformance
 from problems import EVERY_METHOD
 
 

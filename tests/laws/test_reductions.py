@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asserts import same_bytes
-from fedrane import Algorithm, Model, Result, conformance
+from fedrane import Algorithm, Model, Result
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedbabu import FedBABU
@@ -25,6 +25,7 @@ from fedrane.methods.local import Local
 from fedrane.methods.moon import MOON
 from fedrane.methods.spherefed import SphereFed
 from fedrane.models.norms import POLICIES
+from fedrane.testing import conformance
 from problems import slow_except
 
 Read = Callable[[Result], Any]

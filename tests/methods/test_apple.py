@@ -11,14 +11,15 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import close, same_bytes
-from fedrane import conformance, tree
+from fedrane import tree
+from fedrane.data.federation import Federation
 from fedrane.engines import Trained
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation
 from fedrane.methods.apple import APPLE
 from fedrane.ops import core_models
 from fedrane.task import Client, State, Task
+from fedrane.testing import conformance
 from problems import DOUBLE, federation, quick, slow_except, table
 
 SIZES = (10, 20, 15, 25)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Model, State, conformance, tree
+from fedrane import Model, State, tree
 from fedrane.engines.sequential import Sequential
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.local import Local
+from fedrane.testing import conformance
 from problems import DOUBLE, Quadratics, quick
 
 

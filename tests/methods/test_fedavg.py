@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asserts import close, same_bytes
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
-from fedrane.federation import Federation
 from fedrane.methods.fedavg import FedAvg
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.task import Batch, Client, Model, State
 from problems import DOUBLE, dense, federation, table
 

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 
 import fedrane
 from asserts import same_bytes
-from fedrane import conformance, tree
-from fedrane.conformance import states
+from fedrane import tree
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.methods.fedbabu import FedBABU, Tuning
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
+from fedrane.testing import conformance
+from fedrane.testing.conformance import states
 from problems import dense, federation, quick, table
 
 PARTS = ["full", "head", "body"]

@@ -7,11 +7,11 @@ import torch
 
 import fedrane
 from asserts import same_bytes
-from fedrane.conformance import states
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedprox import FedProx
+from fedrane.testing.conformance import states
 from problems import DOUBLE, Quadratics, quick
 
 

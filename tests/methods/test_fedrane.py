@@ -13,7 +13,6 @@ from torch import Tensor
 import fedrane
 from asserts import same_bytes, untimed
 from fedrane import Done, Experiment, Work, tree
-from fedrane.conformance import states
 from fedrane.errors import ConfigError, Diverged
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedrane import FedRANE
@@ -21,6 +20,7 @@ from fedrane.ops import graph, nash
 from fedrane.ops.contrast import discrimination
 from fedrane.ops.sphere import OrthonormalHead, squared_error, unit
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
+from fedrane.testing.conformance import states
 from problems import SLOW, Listener, quick, task_of
 
 PLAIN: dict[str, Any] = {"head": "linear", "loss": "ce"}

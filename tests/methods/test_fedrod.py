@@ -12,15 +12,16 @@ from torch import Tensor
 
 import fedrane
 from asserts import same_bytes
-from fedrane import conformance, tree
+from fedrane import tree
 from fedrane.algorithm import Outcome
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedrod import FedRoD
 from fedrane.ops.balance import balanced_cross_entropy
 from fedrane.task import Batch, Context, Model, State, Task, cross_entropy
+from fedrane.testing import conformance
 from problems import DOUBLE, federation, quick, table
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from asserts import close, same_bytes
 from fedrane.engines.sequential import Sequential
 from fedrane.methods.local import Local
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.task import State
 from problems import dense, federation, table
 

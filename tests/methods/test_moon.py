@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes
-from fedrane import Algorithm, conformance, tree
+from fedrane import Algorithm, tree
 from fedrane.algorithm import PERSONAL
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.moon import MOON
 from fedrane.task import Batch, Context, Model, State, Task
+from fedrane.testing import conformance
 from problems import DOUBLE, dense, federation, quick, slow_except, table
 
 HALVES = [list(range(20)), list(range(20, 60))]

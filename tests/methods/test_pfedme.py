@@ -13,7 +13,7 @@ from fedrane import Callback, tree
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.methods.pfedme import PFedMe
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.task import State
 from problems import DOUBLE, Quadratics, quick
 

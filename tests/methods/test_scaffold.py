@@ -11,14 +11,14 @@ from torch.func import grad
 import fedrane
 from asserts import close, same_bytes
 from fedrane import Algorithm, Experiment, Model, tree
-from fedrane.conformance import blobs, network
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.scaffold import Scaffold
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
 from fedrane.task import Batch, State
+from fedrane.testing.conformance import blobs, network
 from problems import Quadratics, dense, federation, quick, table
 
 

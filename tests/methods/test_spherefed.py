@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import conformance, tree
-from fedrane.conformance import network, states
+from fedrane import tree
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation
 from fedrane.methods.fedrane import FedRANE
 from fedrane.methods.spherefed import Calibration, SphereFed
 from fedrane.ops.sphere import Moments, squared_error, unit
 from fedrane.task import Batch, State, one_hot
+from fedrane.testing import conformance
+from fedrane.testing.conformance import network, states
 from problems import DOUBLE, Listener, dense, federation, quick, table
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {"dense": (dense, "2"), "normalised": (network(), "head")}

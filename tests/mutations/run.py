@@ -43,7 +43,7 @@ SLIPS = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "Module
 """A mutant that raises one of these is no defect somebody might make, but a slip in its table."""
 NEEDED = (
     "fedrane.cli.app",
-    "fedrane.conformance",
+    "fedrane.testing.conformance",
     "cvxpy",
     "hypothesis.strategies",
     "sklearn.linear_model",

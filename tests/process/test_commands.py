@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 
 import fedrane as library
-from fedrane import conformance, data, methods
+from fedrane import data, methods
 from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
+from fedrane.testing import conformance
 from fedrane.training.run_folder import CALIBRATION
 from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrane import extras
 from fedrane.flower.commands import flower_app
+from fedrane.system import extras
 from harness import TINY, Driver, refused
 
 FLOWER, REPORT = "pip install 'fedrane[flower]'", "pip install 'fedrane[report]'"

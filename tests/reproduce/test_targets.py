@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrane import effects
+from fedrane.config import effects
+from fedrane.config.settings import flat
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, DataError
 from fedrane.experiment import Experiment
@@ -26,7 +27,6 @@ from fedrane.reproduce.targets import (
     settings_of,
     targets,
 )
-from fedrane.settings import flat
 
 OWN = Path(__file__).with_name("own.py")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrane import effects
+from fedrane.config import effects
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError

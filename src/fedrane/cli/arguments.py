@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fedrane import effects
 from fedrane.cli.console import console_for, print_message
+from fedrane.config import effects
+from fedrane.config.settings import Notice, as_messages, parse
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
-from fedrane.settings import Notice, as_messages, parse
 
 Words = Annotated[
     list[str] | None,

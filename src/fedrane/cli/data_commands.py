@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fedrane.cli.arguments import DataRoot, Json, Words, experiment_of, note
 from fedrane.cli.console import console_for, plain_table, print_message, show, write_line
+from fedrane.config.effects import uses_alpha
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
-from fedrane.effects import uses_alpha
 from fedrane.training.setup import as_dataset, make_partition, settled
 
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedrane import conformance, methods
+from fedrane import methods
 from fedrane.cli.arguments import Json
 from fedrane.cli.console import console_for, plain_table, print_message, write_line
+from fedrane.testing import conformance
 
 
 def methods_command(

@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedrane import extras
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.cli.console import write_line
-from fedrane.effects import uses_alpha
-from fedrane.evaluation import Metrics
+from fedrane.config.effects import uses_alpha
+from fedrane.data.federation import Federation
 from fedrane.experiment import Experiment
-from fedrane.federation import Federation
-from fedrane.files import clear_errors
 from fedrane.report.style import clock, count, describe_round, percent, speed
+from fedrane.system import extras
+from fedrane.system.files import clear_errors
 from fedrane.training.callbacks import Callback
+from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result
 
 

@@ -16,10 +16,10 @@ from fedrane import methods, report
 from fedrane.cli.arguments import DataRoot, Json, Quiet, Trust, Words, experiments_of
 from fedrane.cli.console import INTERRUPTED, Stop, console_for, print_message, show, write_line
 from fedrane.cli.progress import watching
+from fedrane.config.settings import NAME, addressed, by_label
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import KEYS, Experiment
 from fedrane.report import comparison
-from fedrane.settings import NAME, addressed, by_label
 from fedrane.training.callbacks import Callback
 from fedrane.training.run_folder import Folder
 

@@ -18,7 +18,6 @@ from fedrane.cli.arguments import DataRoot, with_data_root
 from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, print_message, show, write_line
 from fedrane.cli.progress import watching
 from fedrane.errors import ConfigError, nearest
-from fedrane.files import write_atomically
 from fedrane.report.style import clock, count, percent
 from fedrane.reproduce import records, tables, tune
 from fedrane.reproduce.estimate import Speeds
@@ -38,6 +37,7 @@ from fedrane.reproduce.targets import (
     parse_seeds,
     targets,
 )
+from fedrane.system.files import write_atomically
 from fedrane.training.callbacks import Callback
 
 Words = Annotated[

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedrane.calibration import TRAINING
 from fedrane.cli.arguments import Board, DataRoot, Json, Quiet, Trust, Words, experiment_of
 from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, print_message, show, write_line
 from fedrane.cli.progress import watching
+from fedrane.config.settings import canonical, parse
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.report.comparison import Comparison
 from fedrane.run import load, resume, run
-from fedrane.settings import canonical, parse
+from fedrane.training.calibration import TRAINING
 from fedrane.training.predictor import predict, read_rows
 from fedrane.training.profiling import Profiler
 from fedrane.training.result import Result

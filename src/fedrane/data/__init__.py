@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
-from fedrane.data.own import from_folder, from_npz, from_torch
+from fedrane.data.readers import from_folder, from_npz, from_torch
 from fedrane.errors import DataError, nearest
 
 __all__ = ["Dataset", "from_folder", "from_npz", "from_torch", "load"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedrane.data.streams import generator, permutation
 from fedrane.errors import ConfigError, DataError, nearest
-from fedrane.files import write_atomically
+from fedrane.system.files import write_atomically
 
 Rows = NDArray[np.int64]
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"

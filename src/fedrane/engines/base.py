@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane import evaluation
 from fedrane.algorithm import Algorithm
-from fedrane.evaluation import Metrics, Predicted
-from fedrane.federation import Federation, Pool
+from fedrane.data.federation import Federation, Pool
 from fedrane.task import Client, Model, State
+from fedrane.training import evaluation
+from fedrane.training.evaluation import Metrics, Predicted
 
 
 class Trained(NamedTuple):
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Train these clients from the server's state; ``owns`` holds the states of clients that trained before."""
 
     def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
-        """Every measure of :mod:`fedrane.evaluation` that the method's models allow, over all clients."""
+        """Every measure of :mod:`fedrane.training.evaluation` that the method's models allow, over all clients."""
 
 
 class LocalEngine(ABC):

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from fedrane.algorithm import Algorithm
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.engines.threaded import Worker
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.federation import Federation
 
 T = TypeVar("T")
 

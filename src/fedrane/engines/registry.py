@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedrane import extras
 from fedrane.algorithm import Algorithm
+from fedrane.data.federation import Federation
 from fedrane.engines.base import Engine
 from fedrane.engines.processes import Processes, impossible
 from fedrane.engines.sequential import Sequential
 from fedrane.engines.stacked import Stacked
 from fedrane.engines.threaded import Threaded
 from fedrane.errors import ConfigError, nearest
-from fedrane.federation import Federation
+from fedrane.system import extras
 
 
 def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:

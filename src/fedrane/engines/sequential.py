@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
+from fedrane.data.federation import Federation, Pool
 from fedrane.engines.base import LocalEngine, Trained
 from fedrane.errors import FedraneError
-from fedrane.evaluation import Predicted
-from fedrane.federation import Federation, Pool
 from fedrane.task import Batch, Client, Context, Model, State
+from fedrane.training.evaluation import Predicted
 
 T = TypeVar("T")
 MAX_PREDICT_ROWS = 1024

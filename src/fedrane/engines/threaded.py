@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
+from fedrane.data.federation import Federation
 from fedrane.engines import replay
 from fedrane.engines.replay import overwrite, tensors
 from fedrane.engines.sequential import Sequential, not_replayed
 from fedrane.engines.static_step import StaticStep
-from fedrane.federation import Federation
 from fedrane.task import Batch, Context
 
 T = TypeVar("T")

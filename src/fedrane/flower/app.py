@@ -14,13 +14,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedrane import own_code
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.data.own import read_labelled
+from fedrane.config import user_code
+from fedrane.data.federation import Federation
 from fedrane.data.partition import Split, split_client
+from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
-from fedrane.federation import Federation
 from fedrane.flower.client import LocalClient, client_app
 from fedrane.flower.client_state import ClientStateStore
 from fedrane.flower.messages import ClientRequest
@@ -122,7 +122,7 @@ class AppClients:
         owns = {client.index: State(personal or empty, {})}
         folder.mkdir(parents=True, exist_ok=True)
         self.config.write(folder)
-        own_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
+        user_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
         write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), owns))
 
     def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
@@ -144,7 +144,7 @@ def models(folder: str | Path, *, trust_code: bool = False) -> dict[str, Predict
 def read_client_models(folder: str | Path, trust_code: bool = False) -> tuple[AppConfig, dict[str, Predictor]]:
     """The models in a client's folder, with their app's configuration: data that somebody else may have written."""
     last = _newest(folder)
-    own_code.require_named(last, read_toml(last / EXPERIMENT), trust_code)
+    user_code.require_named(last, read_toml(last / EXPERIMENT), trust_code)
     config = AppConfig.read(last)
     config = config._replace(experiment=at_rest(config.experiment))
     kept = read(last / FINAL)

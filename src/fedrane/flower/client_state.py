@@ -18,10 +18,10 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm
+from fedrane.data.federation import Federation
 from fedrane.errors import CheckpointError
-from fedrane.federation import Federation
-from fedrane.files import clear_errors, write_atomically
 from fedrane.flower.codec import Encoder, MessageError, schema
+from fedrane.system.files import clear_errors, write_atomically
 from fedrane.task import Client, Model, Roster, State, Task
 from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors

@@ -9,15 +9,15 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fedrane import effects
 from fedrane.cli.arguments import Trust, Words, experiment_of, note
 from fedrane.cli.console import write_line
+from fedrane.config import effects
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
-from fedrane.extras import require
-from fedrane.files import write_atomically
 from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
+from fedrane.system.extras import require
+from fedrane.system.files import write_atomically
 from fedrane.training.predictor import Inputs, predict, read_rows
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.data.own import as_inputs
+from fedrane.data.federation import Normaliser, Pool
+from fedrane.data.readers import as_inputs
 from fedrane.errors import DataError
 from fedrane.experiment import Experiment
-from fedrane.federation import Normaliser, Pool
-from fedrane.files import write_atomically
+from fedrane.system.files import write_atomically
 from fedrane.task import Task
 from fedrane.training.predictor import Inputs
 from fedrane.training.run_folder import Folder

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedrane.algorithm import Algorithm
+from fedrane.data.federation import Federation, describe, each_of
 from fedrane.errors import ConfigError
-from fedrane.federation import Federation, describe, each_of
 from fedrane.flower.client_state import NEVER
 from fedrane.flower.engine import FlowerEngine
 from fedrane.flower.nodes import NodePool

@@ -18,10 +18,10 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedrane import data, own_code, sources
+from fedrane import data
+from fedrane.config import sources, user_code
 from fedrane.data.partition import Split
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
-from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.flower.engine import MessageBuilder
 from fedrane.flower.messages import DELIVER
@@ -29,9 +29,10 @@ from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.remote import RemoteFederation, make_engine
 from fedrane.report.style import describe_round
-from fedrane.threads import limited
+from fedrane.system.threads import limited
 from fedrane.training import sessions
 from fedrane.training.callbacks import Callback
+from fedrane.training.evaluation import Metrics
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.result import Result
 from fedrane.training.resume import OLDER
@@ -201,8 +202,8 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
         "server_start": pool.server_start,
         "sources": _code_digests(config),
     }
-    own_code.remember(config.experiment)
-    own_code.keep(config.experiment, folder)
+    user_code.remember(config.experiment)
+    user_code.keep(config.experiment, folder)
     folder.write_json(METADATA, facts)
     folder.write_config(config.experiment)
     return facts
@@ -210,7 +211,7 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
 
 def _code_digests(config: AppConfig) -> dict[str, str]:
     """Of the method's and the network's own files; the data are not the server's to know."""
-    return {key: value for key, value in sources.contents(config.experiment).items() if key in own_code.KEYS}
+    return {key: value for key, value in sources.contents(config.experiment).items() if key in user_code.KEYS}
 
 
 def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any]:
@@ -220,8 +221,8 @@ def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any
     if changed := sources.changed(facts.get("sources", {}), _code_digests(config)):
         files = " and ".join(str(sources.own_files(config.experiment)[key]) for key in changed)
         raise CheckpointError(f"{files} changed since the run in {folder.path} began", "it would be another", elsewhere)
-    own_code.remember(config.experiment)
-    with own_code.opened(folder) as experiment:
+    user_code.remember(config.experiment)
+    with user_code.opened(folder) as experiment:
         if _deployed(experiment).to_dict() != config.experiment.to_dict():
             raise ConfigError(
                 f"{folder.path} holds a run of another experiment",

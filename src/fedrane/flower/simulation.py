@@ -32,17 +32,17 @@ from ray import cloudpickle
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm
+from fedrane.data.federation import Federation
 from fedrane.engines.base import Trained
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError, FedraneError
-from fedrane.evaluation import Metrics
-from fedrane.federation import Federation
 from fedrane.flower.client import LocalClient, client_app, client_folder
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState
 from fedrane.flower.engine import FlowerEngine
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.nodes import NodePool
 from fedrane.task import Model, State
+from fedrane.training.evaluation import Metrics
 
 FEDERATION = "federation.pickle"
 POLL_INTERVAL = 0.01

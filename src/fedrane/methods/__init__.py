@@ -12,8 +12,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedrane import loading
 from fedrane.algorithm import Algorithm
+from fedrane.config import loading
 from fedrane.errors import ConfigError, nearest
 from fedrane.methods.apple import APPLE
 from fedrane.methods.ditto import Ditto

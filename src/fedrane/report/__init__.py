@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fedrane.algorithm import GLOBAL
 from fedrane.errors import ConfigError, FedraneError, FileError
-from fedrane.files import write_atomically
 from fedrane.report import measures, page
 from fedrane.report.runs import Line, Run, gather
 from fedrane.report.tsne import SAMPLES, Points, points
+from fedrane.system.files import write_atomically
 
 __all__ = ["SAMPLES", "write"]
 

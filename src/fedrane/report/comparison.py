@@ -14,16 +14,17 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedrane import effects, engines, loading, methods, own_code, sources
+from fedrane import engines, methods
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.config import effects, loading, sources, user_code
+from fedrane.config.settings import dotted
+from fedrane.data.federation import Federation
 from fedrane.errors import CheckpointError, ConfigError, Diverged
-from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
-from fedrane.federation import Federation
-from fedrane.files import write_atomically
 from fedrane.run import resume, run
-from fedrane.settings import dotted
+from fedrane.system.files import write_atomically
 from fedrane.training.callbacks import Callback
+from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Inputs
 from fedrane.training.run_folder import COMPARISON, CONFIG, METADATA, METRICS, SUMMARY, Folder, read_labels
 from fedrane.training.setup import automatic_model
@@ -136,7 +137,7 @@ def compare(
             go_on = folder.holds_run()
             if go_on:
                 _require_same(folder, wanted)
-                own_code.remember(wanted)
+                user_code.remember(wanted)
             if not (go_on and folder.finished):
                 watch = [*callbacks(name, seed), _Labelling(Path(out), labels)]
                 path = folder.path

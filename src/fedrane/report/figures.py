@@ -17,12 +17,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedrane.files import clear_errors
 from fedrane.report import measures, partition_plot, style
 from fedrane.report.measures import COSINE, MODEL_TYPES, Curve, Grid, Worst
 from fedrane.report.page import MAX_CLASSES_IN_LEGEND, MODELS, Embedded
 from fedrane.report.runs import Line
 from fedrane.report.tsne import Points
+from fedrane.system.files import clear_errors
 
 SUFFIXES = (".png", ".svg")
 SEQUENTIAL = LinearSegmentedColormap.from_list("sequential", style.SEQUENTIAL)

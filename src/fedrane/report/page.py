@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedrane import extras
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL
+from fedrane.config.effects import uses_alpha
+from fedrane.config.settings import NAME
 from fedrane.data.partition import Partitioning
-from fedrane.effects import uses_alpha
 from fedrane.report import measures, plots
 from fedrane.report.comparison import Cell
 from fedrane.report.measures import COSINE, MODEL_TYPES, Grid
@@ -23,7 +23,7 @@ from fedrane.report.plots import Plot
 from fedrane.report.runs import Line, differing
 from fedrane.report.style import class_colours, colour, count, dash, duration, listed, size
 from fedrane.report.tsne import Points
-from fedrane.settings import NAME
+from fedrane.system import extras
 
 MAX_CLASSES_IN_LEGEND = 30
 """With more, a legend of classes is of no use."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedrane.data.partition import Partition
 from fedrane.errors import DataError, nearest
-from fedrane.files import write_atomically
+from fedrane.system.files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _BLUE, _GREY = "#2f6690", "#8a96a3"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane.config.settings import NAME, dotted
 from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError
-from fedrane.evaluation import Metrics
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
-from fedrane.settings import NAME, dotted
+from fedrane.training.evaluation import Metrics
 from fedrane.training.run_folder import CONFIG, METADATA, Folder
 
 DEPTH = 3

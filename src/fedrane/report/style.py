@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.evaluation import Metrics
+from fedrane.training.evaluation import Metrics
 
 # Mid-tones that stand out from white and from a dark page alike; neighbours differ in hue and in lightness.
 COLOURS = (

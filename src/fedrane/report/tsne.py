@@ -15,8 +15,8 @@ from fedrane.data.dataset import Dataset
 from fedrane.data.streams import permutation
 from fedrane.errors import DataError
 from fedrane.report.runs import Run
+from fedrane.system.threads import limited
 from fedrane.task import Task
-from fedrane.threads import limited
 from fedrane.training.predictor import Models
 from fedrane.training.run_folder import Folder
 from fedrane.training.saved import read_models

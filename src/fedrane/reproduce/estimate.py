@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrane.config.settings import Settings
 from fedrane.experiment import Experiment
-from fedrane.files import write_atomically
 from fedrane.reproduce.records import device_name
 from fedrane.reproduce.results import DONE, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell
 from fedrane.run import run
-from fedrane.settings import Settings
+from fedrane.system.files import write_atomically
 from fedrane.training.result import Result
 from fedrane.training.setup import as_dataset, pick_device
 

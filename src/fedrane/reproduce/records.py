@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrane import timing
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.config.settings import Settings
 from fedrane.errors import Diverged, FedraneError
-from fedrane.evaluation import Metrics
 from fedrane.report.tsne import embed, head_inputs, sample
 from fedrane.reproduce.results import DONE, FAILED, Record
-from fedrane.settings import Settings
+from fedrane.training import timing
+from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result, best_of, evaluated
 
 FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")

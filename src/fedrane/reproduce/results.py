@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrane.errors import FileError
-from fedrane.files import clear_errors, write_atomically
 from fedrane.reproduce.targets import key_of
+from fedrane.system.files import clear_errors, write_atomically
 
 try:
     import fcntl

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from fedrane import own_code
+from fedrane.config import user_code
 from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
-from fedrane.files import clear_errors
 from fedrane.reproduce import records
 from fedrane.reproduce.results import DONE, FAILED, Record, ResultStore, lock
 from fedrane.reproduce.targets import Cell
 from fedrane.run import resume, run
+from fedrane.system.files import clear_errors
 from fedrane.training.callbacks import Callback
 from fedrane.training.result import Result
 from fedrane.training.run_folder import Folder
@@ -146,7 +146,7 @@ class Sweep:
             self._clear(folder.path)  # its model was removed but is needed now: run the cell again
         if folder.holds_run():
             rows = rows or as_dataset(experiment, None)  # the data may have moved since
-            own_code.remember(experiment)
+            user_code.remember(experiment)
             return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
         return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
 

@@ -18,19 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from fedrane import effects, loading, methods
+from fedrane import methods
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid
+from fedrane.config import effects, loading
+from fedrane.config.settings import FIELD, Settings, addressed, canonical, flat, nested, parse
 from fedrane.data import partition as partitions
 from fedrane.data import streams
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import KEYS, Experiment
-from fedrane.files import as_toml, write_atomically
 from fedrane.reproduce.results import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.tables import BEST
 from fedrane.reproduce.targets import Cell, Condition, Selection, Target, cells, row
-from fedrane.settings import FIELD, Settings, addressed, canonical, flat, nested, parse
+from fedrane.system.files import as_toml, write_atomically
 from fedrane.training.setup import as_dataset, make_partition
 
 LRS = (0.01, 0.05, 0.1, 0.5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedrane.evaluation import Metrics
+from fedrane.data.federation import Federation
 from fedrane.experiment import Experiment
-from fedrane.federation import Federation
+from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result
 
 

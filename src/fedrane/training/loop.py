@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from fedrane import engines, timing, tree
+from fedrane import engines, tree
 from fedrane.algorithm import GLOBAL, Algorithm
-from fedrane.calibration import Calibration, calibrate
-from fedrane.data import plan
+from fedrane.data import sampling
+from fedrane.data.federation import Federation
 from fedrane.engines import Engine, Trained
 from fedrane.errors import Diverged
-from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment
-from fedrane.federation import Federation
+from fedrane.system.threads import limited
 from fedrane.task import State
-from fedrane.threads import limited
+from fedrane.training import timing
+from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
+from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Inputs
 from fedrane.training.result import Result, last_round, stalled
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
@@ -132,7 +133,7 @@ class TrainingLoop:
         e, number = self.experiment, stage.round
         began = time.perf_counter()
         cohort = self._cohort(stage)
-        lost = [] if stage.finale else plan.lost(e.seed, number, cohort, e.dropout)
+        lost = [] if stage.finale else sampling.lost(e.seed, number, cohort, e.dropout)
         participants = [k for k in cohort if k not in lost]
         record: Metrics = {"round": number, "cohort": participants, "lost": lost}
         rows = 0
@@ -169,7 +170,7 @@ class TrainingLoop:
         e = self.experiment
         if stage.finale:
             return list(range(self.federation.population))
-        return plan.cohort(e.seed, stage.round, self.federation.population, e.participation)
+        return sampling.cohort(e.seed, stage.round, self.federation.population, e.participation)
 
     def _aggregate(self, stage: Stage, trained: Trained) -> Metrics:
         """The server's step; only now does what the clients kept become theirs."""

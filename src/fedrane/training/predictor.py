@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.calibration import Calibration
-from fedrane.data import own
+from fedrane.data import readers
 from fedrane.data.dataset import Dataset
+from fedrane.data.federation import Normaliser, describe, each_of
 from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.experiment import Experiment
-from fedrane.federation import Normaliser, describe, each_of
 from fedrane.task import Context, Model, State, Task
+from fedrane.training.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Predictor(nn.Module):
         fractions = x.is_floating_point() or x.dtype == torch.bool
         values = _extremes(x) if self._may_look(x) else ()
         if not (fractions and all(0 <= value <= 1 for value in values)):
-            raise own.not_pixels("the input", x.dtype, values)
+            raise readers.not_pixels("the input", x.dtype, values)
         return x.to(self.get_buffer("scale").dtype) * 255
 
     def _numbers(self, x: Tensor) -> Tensor:
@@ -231,12 +231,12 @@ def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[t
     if path.is_dir():
         raise DataError(f"{path} is a folder", "inputs come from files", f"Name its files: {path}/*")
     if path.suffix == ".npz":
-        x = own.read_inputs(path)
+        x = readers.read_inputs(path)
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
         raise DataError(f"{path} is not an .npz file", f"the model takes table rows of {shape[0]} numbers")
     else:
-        x, names = own.read_image(path, shape, image_size)[np.newaxis], [str(path)]
+        x, names = readers.read_image(path, shape, image_size)[np.newaxis], [str(path)]
     if x.shape[1:] != shape:
         remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
         raise DataError(f"{path} holds inputs of shape {x.shape[1:]}", f"the model was trained on {shape}", remedy)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedrane.evaluation import Metrics
+from fedrane.data.federation import Federation
 from fedrane.experiment import Experiment
-from fedrane.federation import Federation
 from fedrane.training.callbacks import Callback
+from fedrane.training.evaluation import Metrics
 from fedrane.training.loop import PHASES
 from fedrane.training.result import Result
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrane import timing
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.evaluation import Metrics
+from fedrane.data.federation import Federation
 from fedrane.experiment import Experiment
-from fedrane.federation import Federation
+from fedrane.training import timing
+from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Models
 
 

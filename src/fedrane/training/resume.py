@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrane import loading, methods, own_code, sources, tree
+from fedrane import methods, tree
 from fedrane.algorithm import Algorithm
+from fedrane.config import loading, sources, user_code
+from fedrane.config.settings import dotted
 from fedrane.data.dataset import Dataset
+from fedrane.data.federation import Federation
 from fedrane.errors import CheckpointError, ConfigError
-from fedrane.evaluation import Metrics
 from fedrane.experiment import Experiment, read_toml
-from fedrane.federation import Federation
-from fedrane.settings import dotted
 from fedrane.task import State, Task
+from fedrane.training.evaluation import Metrics
 from fedrane.training.result import last_round, stalled
 from fedrane.training.run_folder import CONFIG, METADATA, PARTITION, Checkpoint, Folder, empty_dicts
 from fedrane.training.setup import Network, Source
@@ -90,7 +91,7 @@ class RecordedInputs:
             "weights": "the first weights of the network",
         }
         self._facts = folder.read_metadata()
-        self._then = own_code.recorded(self._facts)
+        self._then = user_code.recorded(self._facts)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError
 from fedrane.experiment import Experiment
-from fedrane.files import PARTS, clear_errors, settle, write_atomically
+from fedrane.system.files import PARTS, clear_errors, settle, write_atomically
 from fedrane.task import Model, State
 
 try:

@@ -7,10 +7,10 @@ import warnings
 
 import numpy as np
 
-from fedrane import own_code, sources
-from fedrane.calibration import Calibration
+from fedrane.config import sources, user_code
 from fedrane.errors import CheckpointError
 from fedrane.task import Task
+from fedrane.training.calibration import Calibration
 from fedrane.training.predictor import Inputs, Models
 from fedrane.training.run_folder import CALIBRATION, METADATA, Checkpoint, Folder
 from fedrane.training.setup import Network, algorithm_at, at_rest, make_task
@@ -28,11 +28,11 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet", remedy=f"Go on with it: fedrane resume {folder.path}"
         )
-    with own_code.opened(folder, trust_code) as experiment:
+    with user_code.opened(folder, trust_code) as experiment:
         experiment = at_rest(experiment)
         task = make_task(experiment, inputs.shape, len(inputs.classes), model)
     require_fit(task, checkpoint, folder)
-    if model is not None and own_code.recorded(facts).get("network", now := sources.of_network(task)) != now:
+    if model is not None and user_code.recorded(facts).get("network", now := sources.of_network(task)) != now:
         raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(facts["labels"], dtype=np.int64)

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrane import data, effects, engines, loading, models, settings
+from fedrane import data, engines, models
 from fedrane.algorithm import Algorithm
+from fedrane.config import effects, loading, settings
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
-from fedrane.data.own import MapStyle, from_torch
+from fedrane.data.federation import Federation
+from fedrane.data.readers import MapStyle, from_torch
 from fedrane.engines.processes import impossible
 from fedrane.errors import ConfigError
 from fedrane.experiment import PYTHON, Experiment
-from fedrane.federation import Federation
-from fedrane.sgd import SGD
+from fedrane.ops.sgd import SGD
+from fedrane.system.threads import cores
 from fedrane.task import Task
-from fedrane.threads import cores
 
 Source = Dataset | MapStyle | None
 Network = nn.Module | models.Factory | None

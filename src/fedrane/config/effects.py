@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from fedrane import models
 from fedrane.algorithm import Algorithm
+from fedrane.config.settings import FIELD, PRESET, WORD, Notice
 from fedrane.data import catalogue
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, NoEffect
 from fedrane.experiment import Experiment
-from fedrane.settings import FIELD, PRESET, WORD, Notice
 
 
 class Rule(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.federation import Federation, Pool
+from fedrane.data.federation import Federation, Pool
 from fedrane.task import Model, State
 
 Metrics = dict[str, Any]

@@ -30,8 +30,8 @@ from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.run import run
+from fedrane.system.threads import limited
 from fedrane.task import Batch, Context, Model, State
-from fedrane.threads import limited
 from fedrane.training.result import Result
 from fedrane.training.run_folder import TIMINGS, Checkpoint, Folder
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrane.data import plan
+from fedrane.data import sampling
 from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
@@ -130,9 +130,9 @@ class Federation:
             x, mixed = self.augmenter.mix(x, y, live, key)
         return Batch(x, y, live, key, full, mixed)
 
-    def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, plan.Batches]:
+    def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, sampling.Batches]:
         sizes = {client: len(self.split.train[client]) for client in clients}
-        return plan.batches(self.seed, round, sizes, self.batch, epochs)
+        return sampling.batches(self.seed, round, sizes, self.batch, epochs)
 
     def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
         return each_of(self.cohort([index], round, rate, epochs))[0]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.data.federation import Federation
 from fedrane.engines.sequential import MAX_PREDICT_ROWS, Sequential
-from fedrane.federation import Federation
 
 if TYPE_CHECKING:
     from fedrane.training.predictor import Models, Predictor

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from fedrane import loading, methods
+from fedrane import methods
 from fedrane.algorithm import Algorithm
+from fedrane.config import loading
 from fedrane.errors import ConfigError, nearest
 
 Settings = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Settings: where they come from, which have an effect, and the user's code that they name."""

@@ -1,0 +1,1 @@
+"""The machine: files, threads, and packages that may be missing."""

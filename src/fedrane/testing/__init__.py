@@ -1,0 +1,1 @@
+"""Laws that every method keeps; hold your own method to them too."""
