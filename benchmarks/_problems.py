@@ -23,12 +23,14 @@ def dataset(name: str, root: Path | None) -> Dataset:
     """The real one, or noise of its shape: the time of a step does not depend on the pixels."""
     if root is not None or name == "digits":
         return data.load(name, root or Path(), 0)
-    shape, rows = SHAPES[name]
+    shape, examples = SHAPES[name]
     numbers = np.random.Generator(np.random.Philox(0))
-    y = numbers.integers(0, 10, rows + 10_000)
-    x = numbers.integers(0, 255, (rows + 10_000, *shape), dtype=np.uint8)
+    y = numbers.integers(0, 10, examples + 10_000)
+    x = numbers.integers(0, 255, (examples + 10_000, *shape), dtype=np.uint8)
     classes, middle = tuple("abcdefghij"), (0.5,) * shape[0]
-    return Dataset(f"noise like {name}", x[:rows], y[:rows], x[rows:], y[rows:], classes, middle, middle)
+    return Dataset(
+        f"noise like {name}", x[:examples], y[:examples], x[examples:], y[examples:], classes, middle, middle
+    )
 
 
 def experiment(name: str, method: str, **changes: Any) -> Experiment:

@@ -48,15 +48,15 @@ def main() -> None:
     parser.add_argument("--name", default="consistency")
     parser.add_argument("words", nargs="*", help="key=value words of the experiment")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         for method in given.methods.split(","):
-            rows.append(measure(given.words, method, given.from_round, Path(folder)))
-            console.print_json(json.dumps(rows[-1]))
-            save(given.name, rows, given.out)  # after each: a lease may end
+            examples.append(measure(given.words, method, given.from_round, Path(folder)))
+            console.print_json(json.dumps(examples[-1]))
+            save(given.name, examples, given.out)  # after each: a lease may end
     table = Table("method", "global", "personal", "cosine std", "cosine min", "ridges", "samples/s")
-    for row in rows:
+    for row in examples:
         shown = [f"{100 * row[k]:.2f}" if row[k] is not None else "–" for k in ("global/accuracy", "personal/accuracy")]
         cells = [f"{row['cosine_std']:.4f}", f"{row['cosine_min']:.4f}", str(row["ridges"])]
         table.add_row(row["method"], *shown, *cells, f"{row['samples_per_second']:,.0f}")

@@ -34,9 +34,9 @@ Row = dict[str, Any]
 Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 
 
-def network(name: str, rows: Dataset, device: torch.device) -> nn.Module:
+def network(name: str, examples: Dataset, device: torch.device) -> nn.Module:
     """As it is usually written: pools after their ReLU."""
-    body, head = build(MODELS[name], rows.shape, len(rows.classes))
+    body, head = build(MODELS[name], examples.shape, len(examples.classes))
     if MODELS[name] == "convnet":
         layers = dict(body.named_children())
         names = ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "embed")
@@ -44,9 +44,9 @@ def network(name: str, rows: Dataset, device: torch.device) -> nn.Module:
     return nn.Sequential(body, head).to(device)
 
 
-def normalised(rows: Dataset) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (rows.mean, rows.std))
-    return (torch.from_numpy(rows.x).float() / 255 - mean) / std, torch.from_numpy(rows.y)
+def normalised(examples: Dataset) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (examples.mean, examples.std))
+    return (torch.from_numpy(examples.x).float() / 255 - mean) / std, torch.from_numpy(examples.y)
 
 
 def plain_round(model: nn.Module, batches: Batches, sizes: list[int], device: torch.device) -> None:
@@ -68,13 +68,13 @@ def plain_round(model: nn.Module, batches: Batches, sizes: list[int], device: to
     model.load_state_dict(total)
 
 
-def plain(name: str, rows: Dataset, device: torch.device, epochs: int, on_device: bool) -> Row:
-    e = resolve(experiment(name, "fedavg", device=str(device)), rows, True, False)
-    split = partitions.split(make_partition(e, rows), e.seed, e.partition.test, 0.0)
-    x, y = normalised(rows)
+def plain(name: str, examples: Dataset, device: torch.device, epochs: int, on_device: bool) -> Row:
+    e = resolve(experiment(name, "fedavg", device=str(device)), examples, True, False)
+    split = partitions.split(make_partition(e, examples), e.seed, e.partition.test, 0.0)
+    x, y = normalised(examples)
     if on_device:
         x, y = x.to(device), y.to(device)
-    model = network(name, rows, device)
+    model = network(name, examples, device)
 
     def loader(k: int) -> Iterator[tuple[Tensor, Tensor]]:
         own = TensorDataset(x[split.train[k]], y[split.train[k]])
@@ -87,7 +87,7 @@ def plain(name: str, rows: Dataset, device: torch.device, epochs: int, on_device
             for piece in index[torch.randperm(len(index), device=device)].split(e.batch):
                 yield x[piece], y[piece]
 
-    sizes = [len(rows) for rows in split.train]
+    sizes = [len(examples) for examples in split.train]
     batches = gathered if on_device else loader
     few = [next(batches(0))]
     plain_round(model, lambda k: iter(few), sizes[:1], device)  # warm
@@ -114,11 +114,11 @@ class Watch(Callback):
         self.said.append(text)
 
 
-def ours(name: str, rows: Dataset, device: torch.device, method: str, rounds: int, **changes: Any) -> Row:
+def ours(name: str, examples: Dataset, device: torch.device, method: str, rounds: int, **changes: Any) -> Row:
     """The median of so many rounds after the first, which compiles and captures; of none, the first itself."""
     watch = Watch()
     e = experiment(name, method, device=str(device), rounds=rounds + 1, **changes)
-    run(e, dataset=rows, callbacks=[watch])
+    run(e, dataset=examples, callbacks=[watch])
     later = watch.rounds[1 : rounds + 1] or watch.rounds[:1]  # without a finale
     middle = sorted(later, key=lambda r: r["seconds"])[len(later) // 2]
     start = watch.rounds[0]["seconds"] - middle["seconds"]
@@ -143,7 +143,7 @@ def measured(work: Callable[[], Row], device: torch.device) -> Row:
 
 def cases(
     name: str,
-    rows: Dataset,
+    examples: Dataset,
     device: torch.device,
     methods: list[str],
     precisions: list[str],
@@ -152,7 +152,7 @@ def cases(
     rounds: int,
 ) -> Iterator[tuple[str, str, Row]]:
     def case(work: Callable[..., Row], *args: Any, **kwargs: Any) -> Row:
-        return measured(lambda: work(name, rows, device, *args, **kwargs), device)
+        return measured(lambda: work(name, examples, device, *args, **kwargs), device)
 
     yield "fedavg", "(a) plain loop, DataLoader", case(plain, slow, on_device=False)
     yield "fedavg", "(b) plain loop, data on the device", case(plain, slow, on_device=True)
@@ -181,16 +181,19 @@ def main() -> None:
     torch.manual_seed(0)
     results: list[Row] = []
     for name in options.datasets.split(","):
-        rows = dataset(name, options.data_root)
+        examples = dataset(name, options.data_root)
         base = 0.0
         kinds = options.methods.split(","), options.precisions.split(",")
-        for method, what, row in cases(name, rows, device, *kinds, options.slow_epochs, options.epochs, options.rounds):
+        for method, what, row in cases(
+            name, examples, device, *kinds, options.slow_epochs, options.epochs, options.rounds
+        ):
             base = base or row["samples_per_second"]
-            row = {"dataset": rows.name, "model": MODELS[name], "method": method, "what": what, **row}
+            row = {"dataset": examples.name, "model": MODELS[name], "method": method, "what": what, **row}
             row["times_a"] = row["samples_per_second"] / base
             results.append(row)
             print(
-                f"{rows.name:8s} {MODELS[name]:9s} {method:8s} {what:36s} {row['samples_per_second']:11,.0f} samples/s "
+                f"{examples.name:8s} {MODELS[name]:9s} {method:8s} {what:36s} "
+                f"{row['samples_per_second']:11,.0f} samples/s "
                 f"{row['times_a']:6.2f} × (a)  start {row['start']:6.1f} s  peak {row.get('peak_gib', 0):5.1f} GiB",
                 flush=True,
             )

@@ -57,8 +57,8 @@ def both(scratch: Path) -> ClientApp:
         model = Model(message.content["arrays"].to_torch_state_dict(), {})
         ctx = Context(State(model, {}), State(Model({}, {}), {}), client)
         done = Sequential(FedAvg(), federation).train_client(ctx, k, config["server-round"], 1)
-        rows = len(federation.split.train[k])
-        metrics = MetricRecord({"num-examples": rows, "loss": float(done.metrics["loss"])})
+        examples = len(federation.split.train[k])
+        metrics = MetricRecord({"num-examples": examples, "loss": float(done.metrics["loss"])})
         return Message(
             RecordDict({"arrays": ArrayRecord(dict(done.up.model.params)), "metrics": metrics}), reply_to=message
         )
@@ -80,15 +80,15 @@ def measure(width: int, clients: int, rounds: int) -> dict[str, Any]:
         simulation._save(started.scratch / PLAIN, federation)
         engine = simulation.SimulationEngine(FedAvg(), federation)
         strategy = FlowerFedAvg(1.0, 0.0, clients, 0, clients)
-        first, owns = ArrayRecord(dict(server.model.params)), dict(result.owns)
+        first, client_states = ArrayRecord(dict(server.model.params)), dict(result.client_states)
         usual = started.grid.pull_interval
         for round in range(rounds + 1):  # the first warms the processes up
             times = [time.perf_counter()]
             alone.train_round(server, {}, everyone, round, RATE, 1)
             times.append(time.perf_counter())
-            one = engine.train_round(server, owns, everyone, round, RATE, 1)
+            one = engine.train_round(server, client_states, everyone, round, RATE, 1)
             server, _ = FedAvg().aggregate(federation.task, server, one.ups, one.cohort)
-            owns = dict(one.owns)
+            client_states = dict(one.client_states)
             times.append(time.perf_counter())
             for interval in (usual, simulation.POLL_INTERVAL):
                 started.grid.pull_interval = interval

@@ -14,24 +14,24 @@ from torch import Tensor
 from fedrane.ops import graph
 
 
-def by_eigh(matrix: Tensor, live: Tensor) -> Tensor:
+def by_eigh(matrix: Tensor, mask: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=1e-12).rsqrt()[..., None, :]) @ vectors.mT
 
 
-def measure(batches: int, rows: int, width: int, alternations: int) -> dict[str, Any]:
+def measure(batches: int, examples: int, width: int, alternations: int) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    z = torch.randn(batches, rows, width, generator=torch.Generator().manual_seed(0)).to(device)
-    live = torch.ones(batches, rows, dtype=torch.bool, device=device)
+    z = torch.randn(batches, examples, width, generator=torch.Generator().manual_seed(0)).to(device)
+    mask = torch.ones(batches, examples, dtype=torch.bool, device=device)
 
     def mine() -> graph.Relations:
-        return graph.relations(z, live, 0.1, alternations)
+        return graph.relations(z, mask, 0.1, alternations)
 
     ours, found = seconds(mine), mine()
     with mock.patch.object(graph, "inverse_root", by_eigh):
         theirs, expected = seconds(mine, 3), mine()
     error = float((found.adjacency - expected.adjacency).norm() / expected.adjacency.norm())
-    row = {"batches": batches, "rows": rows, "alternations": alternations, "device": device, "ours_s": ours}
+    row = {"batches": batches, "rows": examples, "alternations": alternations, "device": device, "ours_s": ours}
     row |= {"eigh_s": theirs, "eigh_over_ours": theirs / ours, "relative_difference": error}
     if device == "cuda":
         torch.backends.cuda.preferred_linalg_library("cusolver")  # MAGMA's batched routines cannot be captured

@@ -25,18 +25,18 @@ def main() -> None:
     parser.add_argument("--slow-epochs", type=int, default=1, help="epochs of the eager rounds; the others make 5")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = dataset(options.dataset, options.data_root)
+    examples = dataset(options.dataset, options.data_root)
     results: list[dict[str, Any]] = []
     warnings.simplefilter("error")  # a method that could not be stacked must not pass for one that was
 
     def measure(method: str, rounds: int, **changes: Any) -> dict[str, Any]:
-        return ours(options.dataset, rows, device, method, rounds, lr=0.01, **changes)
+        return ours(options.dataset, examples, device, method, rounds, lr=0.01, **changes)
 
     measure("fedavg", 1, engine="sequential", epochs=1)  # warm
     for method in options.methods.split(","):
         eager = measure(method, 1, engine="sequential", precision="float32", epochs=options.slow_epochs)
         fast = measure(method, 3, engine="auto")
-        row = {"dataset": rows.name, "model": MODELS[options.dataset], "method": method}
+        row = {"dataset": examples.name, "model": MODELS[options.dataset], "method": method}
         row |= {f"eager_{k}": eager[k] for k in ("samples_per_second", "seconds")} | fast
         row["times_eager"] = fast["samples_per_second"] / eager["samples_per_second"]
         results.append(row)

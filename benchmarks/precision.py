@@ -25,14 +25,14 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = dataset(options.dataset, options.data_root)
+    examples = dataset(options.dataset, options.data_root)
     results: list[dict[str, Any]] = []
     for method in options.methods.split(","):
         for seed in map(int, options.seeds.split(",")):
             for precision in options.precisions.split(","):
                 e = experiment(options.dataset, method, device=device, precision=precision, seed=seed)
-                last = run(e.replace(rounds=options.rounds), dataset=rows).history[-1]
-                row: dict[str, Any] = {"dataset": rows.name, "method": method, "seed": seed, "precision": precision}
+                last = run(e.replace(rounds=options.rounds), dataset=examples).history[-1]
+                row: dict[str, Any] = {"dataset": examples.name, "method": method, "seed": seed, "precision": precision}
                 row |= {key: value for key, value in last.items() if key.endswith("/accuracy") or key == "round"}
                 results.append(row)
                 print(*(f"{key} {value}" for key, value in row.items()), flush=True)

@@ -29,16 +29,16 @@ def main() -> None:
     results: list[dict[str, Any]] = []
 
     def measure(name: str, **changes: Any) -> None:
-        rows = dataset(name, options.data_root)
+        examples = dataset(name, options.data_root)
         row = measured(
-            lambda: ours(name, rows, device, "fedavg", options.rounds, epochs=options.epochs, **changes), device
+            lambda: ours(name, examples, device, "fedavg", options.rounds, epochs=options.epochs, **changes), device
         )
-        row = {"dataset": rows.name, "model": MODELS[name], **changes, **row}
-        parts = build(row["model"], rows.x.shape[1:], len(rows.classes))
+        row = {"dataset": examples.name, "model": MODELS[name], **changes, **row}
+        parts = build(row["model"], examples.x.shape[1:], len(examples.classes))
         row["parameters"] = sum(p.numel() for part in parts for p in part.parameters())
         results.append(row)
         print(
-            f"{rows.name:8s} {row['model']:14s} {row['parameters'] / 1e6:7.2f} M parameters  "
+            f"{examples.name:8s} {row['model']:14s} {row['parameters'] / 1e6:7.2f} M parameters  "
             f"K {row['clients']:4d}  {row['seconds']:8.3f} s a round "
             f"{row['samples_per_second']:11,.0f} samples/s  peak {row.get('peak_gib', 0):5.1f} GiB",
             flush=True,

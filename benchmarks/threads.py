@@ -38,9 +38,9 @@ class Case(NamedTuple):
 def engine(case: Case, cores: int, kind: str) -> float:
     """Samples a second of that engine."""
     torch.set_num_threads(cores)
-    rows = dataset(case.dataset, case.root)
+    examples = dataset(case.dataset, case.root)
     settings = {"engine": kind, "precision": case.precision, "epochs": case.epochs}
-    return float(ours(case.dataset, rows, CPU, case.method, 1, **settings)["samples_per_second"])
+    return float(ours(case.dataset, examples, CPU, case.method, 1, **settings)["samples_per_second"])
 
 
 def apart(case: Case, number: int) -> float:

@@ -21,10 +21,10 @@ def measure(method: str, seed: int) -> dict[str, Any]:
     exact = fedrane.run(Experiment.from_dict(settings))
     with engines.opened("flower-bf16", exact.federation):
         short = fedrane.run(exact.experiment.replace(engine="flower-bf16"))
-    rows = len(exact.federation.test)
-    hits = [round(result.history[-1]["global/accuracy"] * rows) for result in (exact, short)]
+    examples = len(exact.federation.test)
+    hits = [round(result.history[-1]["global/accuracy"] * examples) for result in (exact, short)]
     sent = [sum(result.summary[key] for key in ("bytes_up", "bytes_down")) for result in (exact, short)]
-    return {"method": method, "seed": seed, "test_rows": rows, "exact_hits": hits[0], "short_hits": hits[1]} | {
+    return {"method": method, "seed": seed, "test_rows": examples, "exact_hits": hits[0], "short_hits": hits[1]} | {
         "exact_bytes": sent[0],
         "short_bytes": sent[1],
     }

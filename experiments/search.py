@@ -128,13 +128,13 @@ class Search:
         began = time.monotonic()
         record: dict[str, Any] = {"trial": piece.trial, "rounds": piece.rounds, "alpha": piece.alpha}
         try:
-            history = fedrane.run(piece.experiment, dataset=self.rows(piece), calibrate=False).history
+            history = fedrane.run(piece.experiment, dataset=self.examples(piece), calibrate=False).history
             for model in MODELS:
                 if accuracies := [round(r[f"{model}/accuracy"], 5) for r in history if f"{model}/accuracy" in r]:
                     record[model] = accuracies
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))
         except Diverged as error:
-            record |= {**{model: [0.0] for model in piece.wanted.algorithm.answers}, "failed": str(error)}
+            record |= {**{model: [0.0] for model in piece.wanted.algorithm.models}, "failed": str(error)}
         if torch.cuda.is_available():  # the next run finds the memory free
             gc.collect()
             torch.cuda.empty_cache()
@@ -150,7 +150,7 @@ class Search:
             f"{piece.rounds} rounds, α {piece.alpha:g}, {piece.trial}: {shown}, {record['seconds']:.0f} s", flush=True
         )
 
-    def rows(self, piece: Piece) -> Dataset:
+    def examples(self, piece: Piece) -> Dataset:
         """Training examples alone: test examples are not at hand, and validation examples stand in their place."""
         if piece.alpha not in self._rows:
             self._rows[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)

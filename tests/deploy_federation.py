@@ -192,9 +192,9 @@ class Federation:
     def kept(self, out: str, client: int) -> Any:
         """What a client keeps of the round whose upload the server has aggregated last."""
         key = json.loads((self.folder / out / "metadata.json").read_text())["key"]
-        last = int(fedrane.load(self.folder / out).owns[client].extra["aggregated"])
+        last = int(fedrane.load(self.folder / out).client_states[client].extra["aggregated"])
         path = self.folder / "clients" / str(client) / key / f"round-{last:06d}.safetensors"
-        return read(path).owns[0]
+        return read(path).client_states[0]
 
     def logs(self) -> str:
         return "\n".join(f"==== {name}\n{program.said[-3000:]}" for name, program in self.programs.items())
@@ -203,6 +203,6 @@ class Federation:
 def controls_sum_up(federation: Federation, out: str) -> None:
     """SCAFFOLD's (1/N) Σ c_i = c, with each c_i read from its client's folder."""
     control = fedrane.load(federation.folder / out).server.extra["control"]
-    owns = [federation.kept(out, k).extra["control"] for k in range(3)]
-    mean = {name: sum(own[name] for own in owns) / 3 for name in control}
+    client_states = [federation.kept(out, k).extra["control"] for k in range(3)]
+    mean = {name: sum(client_state[name] for client_state in client_states) / 3 for name in control}
     assert float(tree.norm(tree.sub(mean, control))) <= 1e-5 * float(tree.norm(control))

@@ -31,9 +31,9 @@ def small(**changes: Any) -> Experiment:
 
 def federation_of(experiment: Experiment) -> Any:
     """A stand-in that has the number of nodes."""
-    rows = as_dataset(experiment, None)
-    experiment = resolve(experiment, rows, False, False)
-    count = len(make_partition(experiment, rows).clients)
+    examples = as_dataset(experiment, None)
+    experiment = resolve(experiment, examples, False, False)
+    count = len(make_partition(experiment, examples).clients)
     return type("Few", (), {"population": count, "task": type("Cpu", (), {"device": type("D", (), {"type": "cpu"})})})
 
 

@@ -44,8 +44,8 @@ def dense(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 5), nn.Tanh(), nn.Linear(5, classes))
 
 
-def table(rows: int = 120, seed: int = 3) -> Dataset:
-    return blobs(rows, seed)
+def table(examples: int = 120, seed: int = 3) -> Dataset:
+    return blobs(examples, seed)
 
 
 def task_of(network: nn.Module, head: str, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
@@ -70,7 +70,7 @@ def federation(
         sgd=sgd or SGD(),
         **settings,
     )
-    train = tuple(np.array(rows, dtype=np.int64) for rows in clients)
+    train = tuple(np.array(examples, dtype=np.int64) for examples in clients)
     nothing = tuple(np.zeros(0, np.int64) for _ in clients)
     return Federation.of(task, dataset, Split(train, nothing, train), batch, seed=settings.get("seed", 0))
 
@@ -110,9 +110,9 @@ class Quadratics:
         self.centres = torch.randn(clients, size, generator=draws, dtype=DOUBLE)
         factors = torch.randn(clients, size, size, generator=draws, dtype=DOUBLE)
         self.curvatures = factors @ factors.mT / size + 0.5 * torch.eye(size, dtype=DOUBLE)
-        rows = [list(range(10 * k, 10 * k + 4 + k)) for k in range(clients)]
+        examples = [list(range(10 * k, 10 * k + 4 + k)) for k in range(clients)]
         network = nn.Sequential(nn.Identity(), nn.Linear(6, 3))
-        self.federation = federation(table(10 * clients), rows, lambda shape, classes: network, "1")
+        self.federation = federation(table(10 * clients), examples, lambda shape, classes: network, "1")
 
         def objective(
             method: Algorithm, task: Task, ctx: Context, model: Model, batch: Batch

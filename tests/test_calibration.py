@@ -31,10 +31,10 @@ from harness import untimed
 DIGITS = load("digits")
 
 
-def drawn(rows: int, sharpness: float, seed: int = 0, classes: int = 5) -> ClientScores:
+def drawn(examples: int, sharpness: float, seed: int = 0, classes: int = 5) -> ClientScores:
     """Examples whose labels are drawn from softmax(sharpness · scores)."""
     numbers = torch.Generator().manual_seed(seed)
-    scores = torch.randn(rows, classes, dtype=torch.float64, generator=numbers)
+    scores = torch.randn(examples, classes, dtype=torch.float64, generator=numbers)
     return ClientScores(scores, (sharpness * scores).softmax(1).multinomial(1, generator=numbers)[:, 0])
 
 
@@ -74,7 +74,9 @@ def test_no_other_temperature_is_likelier(sharpness: float) -> None:
 
 def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
     whole = drawn(300, 3.0)
-    parts = [ClientScores(whole.scores[rows], whole.y[rows]) for rows in torch.arange(300).split([10, 250, 40])]
+    parts = [
+        ClientScores(whole.scores[examples], whole.y[examples]) for examples in torch.arange(300).split([10, 250, 40])
+    ]
     assert fit(parts, [0.01] * 3) == pytest.approx(fit([whole], [0.01]), rel=1e-9)
 
 
@@ -127,18 +129,18 @@ def test_probabilities_are_nearer_the_truth_than_a_softmax(method: str, validati
 
 def test_personal_probabilities_are_near_the_truth() -> None:
     result = digits("spherefed")
-    pool, rows = result.federation.train, result.federation.split.test
+    pool, examples = result.federation.train, result.federation.split.test
     with torch.no_grad():
-        raw = torch.cat([result.personal(k)(pool.x[mine]) for k, mine in enumerate(rows)]).softmax(1)
-        chances = torch.cat([result.personal(k).predict_proba(pool.x[mine]) for k, mine in enumerate(rows)])
-    y = pool.y[np.concatenate(rows)]
+        raw = torch.cat([result.personal(k)(pool.x[mine]) for k, mine in enumerate(examples)]).softmax(1)
+        chances = torch.cat([result.personal(k).predict_proba(pool.x[mine]) for k, mine in enumerate(examples)])
+    y = pool.y[np.concatenate(examples)]
     assert calibration_error(chances, y) < 0.06 < 0.7 < calibration_error(raw, y)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_model_of_every_method_is_calibrated(name: str) -> None:
     result = conformance.trained(METHODS[name].kind(**METHODS[name].preset), rounds=2)
-    assert set(result.calibration) == set(result.algorithm.answers_on(result.task))
+    assert set(result.calibration) == set(result.algorithm.models_on(result.task))
     assert all(math.isfinite(each.temperature) and each.temperature > 0 for each in result.calibration.values())
 
 
@@ -166,8 +168,8 @@ def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
     result = conformance.trained(FedAvg(), rounds=2, norm="batch")
     clients = []
     with torch.no_grad():
-        for rows in result.federation.split.train:
-            x, y = result.federation.train.x[rows], result.federation.train.y[rows]
+        for examples in result.federation.split.train:
+            x, y = result.federation.train.x[examples], result.federation.train.y[examples]
             scores = torch.cat([result.model(part) for part in x.split(result.federation.batch)])
             clients.append(ClientScores(scores, y))
     wrong = 1 / (sum(len(client.y) for client in clients) + 2)

@@ -23,18 +23,18 @@ class Oracle:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
+    def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model:
         return Model({"w": torch.tensor(client % 3)}, {})
 
-    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
+    def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted:
         kind = int(model.params["w"])
-        y = pool.y.numpy()[rows]
+        y = pool.y.numpy()[examples]
         labels = [y, np.zeros_like(y), (y + 1) % 3][kind]
-        self.asked.append(len(rows))
-        return Predicted(labels, np.full(len(rows), 0.5))
+        self.asked.append(len(examples))
+        return Predicted(labels, np.full(len(examples), 0.5))
 
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        return [self.predict(model, pool, r) for model, r in zip(models, rows, strict=True)]
+    def predict_each(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+        return [self.predict(model, pool, r) for model, r in zip(models, examples, strict=True)]
 
 
 def four_clients(
@@ -44,7 +44,7 @@ def four_clients(
 ) -> Federation:
     """The label of an example is its index modulo 3."""
     fed = federation(table(60), [[0, 1], [2], [3], [4]], norm=norm)
-    parts = [tuple(np.array(rows, dtype=np.int64) for rows in part) for part in (held, test)]
+    parts = [tuple(np.array(examples, dtype=np.int64) for examples in part) for part in (held, test)]
     return Federation(fed.task, fed.train, fed.test, Split(fed.split.train, *parts), fed.batch, fed.seed)
 
 
@@ -55,7 +55,7 @@ def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object
     class Declared(Algorithm):
         pass
 
-    Declared.answers = answers
+    Declared.models = answers
     server = State(Model({"w": torch.tensor(1)}, {}), {})
     return evaluate(Oracle(), fed, Declared(), server, {}, 1)
 
@@ -106,7 +106,7 @@ def test_a_class_without_rows_has_no_recall() -> None:
     fed = four_clients(test=([0, 2, 3], [5], [6], [8]))  # no example of class 1
 
     class Declared(Algorithm):
-        answers = (PERSONAL,)
+        models = (PERSONAL,)
 
     m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
     assert m["personal/recall"] == [2 / 3, None, 2 / 3]
@@ -127,7 +127,7 @@ def test_minority_accuracy_counts_only_their_examples() -> None:
     fed = Federation(fed.task, fed.train, fed.test, Split(fed.split.train, fed.split.validation, test), fed.batch, 0)
 
     class Declared(Algorithm):
-        answers = (PERSONAL,)
+        models = (PERSONAL,)
 
     m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
     assert m["personal/minority_accuracy"] == 1.0

@@ -95,7 +95,7 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval_every=0"], "at least 1"),
         (["participation=0"], "fraction"),
         (["participation=1.1"], "fraction"),
-        (["dropout=1"], "probability"),
+        (["client_dropout=1"], "probability"),
         (["validation=1"], "fraction"),
         (["patience=2"], "validation=0.1"),
         (["seed=-1"], "from 0"),

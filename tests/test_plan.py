@@ -13,12 +13,12 @@ from fedrane.data import sampling
 def test_each_epoch_uses_each_example_once(size: int, batch: int, epochs: int, client: int) -> None:
     made = sampling.batches(3, 5, {client: size, client + 1: size, client + 2: 3}, batch, epochs)[client]
     steps = -(-size // batch)
-    assert made.rows.shape == made.live.shape == (epochs * steps, batch)
+    assert made.examples.shape == made.mask.shape == (epochs * steps, batch)
     for epoch in range(epochs):
         part = slice(epoch * steps, (epoch + 1) * steps)
-        assert sorted(made.rows[part][made.live[part]]) == list(range(size))
+        assert sorted(made.examples[part][made.mask[part]]) == list(range(size))
     assert len(set(made.keys.tolist())) == epochs * steps
-    assert (made.rows[~made.live] == 0).all()
+    assert (made.examples[~made.mask] == 0).all()
 
 
 def test_batches_differ_by_round_client_and_epoch() -> None:
@@ -26,12 +26,12 @@ def test_batches_differ_by_round_client_and_epoch() -> None:
         return sampling.batches(seed, round, dict.fromkeys((client, *others), 50), 50, 2)[client]
 
     first = of(0, 1, 0)
-    assert not np.array_equal(first.rows[0], first.rows[1])
+    assert not np.array_equal(first.examples[0], first.examples[1])
     for other in (of(0, 2, 0), of(0, 1, 1), of(1, 1, 0)):
-        assert not np.array_equal(first.rows, other.rows)
+        assert not np.array_equal(first.examples, other.examples)
         assert not set(first.keys.tolist()) & set(other.keys.tolist())
     for again in (of(0, 1, 0), of(0, 1, 0, 4, 2)):  # independent of the other clients
-        assert np.array_equal(first.rows, again.rows)
+        assert np.array_equal(first.examples, again.examples)
         assert np.array_equal(first.keys, again.keys)
 
 

@@ -118,18 +118,18 @@ def test_nothing_is_answered_with_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16])
 def test_a_table_may_hold_any_numbers(dtype: torch.dtype) -> None:
-    rows = torch.arange(12).reshape(2, 6).to(dtype)
-    torch.testing.assert_close(table()(rows), table()(rows.double()))
+    examples = torch.arange(12).reshape(2, 6).to(dtype)
+    torch.testing.assert_close(table()(examples), table()(examples.double()))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e300])
 def test_a_table_holds_finite_numbers(value: float) -> None:
     """As the model computes: 1e300 is one in 64 bits and none in 32."""
     model = conformance.trained(FedAvg(), rounds=1, precision="float32").model
-    rows = torch.zeros(3, 6, dtype=torch.float64)
-    rows[1, 2] = value
+    examples = torch.zeros(3, 6, dtype=torch.float64)
+    examples[1, 2] = value
     with pytest.raises(DataError, match=r"the input holds (nan|-?inf)"):
-        model(rows)
+        model(examples)
 
 
 @pytest.mark.parametrize(("shape", "word"), [((6,), "x[None]"), ((2, 5), "columns"), ((2, 6, 1), "(6,)")])
@@ -146,9 +146,9 @@ def test_values_need_not_be_looked_at() -> None:
     model = conformance.trained(FedAvg(), rounds=1).model
     model.check_values = False
     assert model(torch.full((1, 6), torch.nan)).isnan().all()
-    rows = torch.zeros(4, 6, dtype=torch.float64)
-    stacked = torch.func.vmap(lambda row: model(row[None])[0])(rows)
-    torch.testing.assert_close(stacked, model(rows))
+    examples = torch.zeros(4, 6, dtype=torch.float64)
+    stacked = torch.func.vmap(lambda row: model(row[None])[0])(examples)
+    torch.testing.assert_close(stacked, model(examples))
 
 
 def test_a_compiled_model_answers_alike() -> None:
@@ -163,9 +163,9 @@ def test_a_compiled_model_answers_alike() -> None:
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
 def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
-    rows = np.stack([row for _, row in read_rows(tmp_path / "x.npz", (1, 8, 8), 0)])
-    assert rows.dtype == np.uint8
-    assert np.array_equal(rows, DIGITS.x_test)
+    examples = np.stack([row for _, row in read_rows(tmp_path / "x.npz", (1, 8, 8), 0)])
+    assert examples.dtype == np.uint8
+    assert np.array_equal(examples, DIGITS.x_test)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_the_engine_and_its_threads_are_recorded(tmp_path: Path) -> None:
 
 
 def npz(path: Path, seed: int = 0) -> Path:
-    rows = blobs(90, seed)
-    np.savez(path, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    examples = blobs(90, seed)
+    np.savez(path, x=examples.x, y=examples.y, x_test=examples.x_test, y_test=examples.y_test)
     return path
 
 
@@ -133,8 +133,8 @@ def test_data_that_changed_stop_a_resume(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"the dataset \S+own\.npz changed since .*--accept-changes"):
         fedrane.resume(run)
     assert files(run) == before
-    rows = blobs(90, 0)
-    np.savez_compressed(data, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    examples = blobs(90, 0)
+    np.savez_compressed(data, x=examples.x, y=examples.y, x_test=examples.x_test, y_test=examples.y_test)
     result = fedrane.resume(run)
     same_bytes(states(result), states(fedrane.run(of_file(data))))
 
@@ -188,19 +188,19 @@ def test_data_handed_over_are_known_by_their_content(tmp_path: Path, part: str) 
 
 @pytest.mark.parametrize("part", ["mean", "std"])
 def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part: str) -> None:
-    e, rows = Experiment(clients=3, rounds=2, batch=32, model="mlp"), replace(blobs(), mean=(0.3,) * 6)
-    stopped(e, tmp_path / "run", dataset=rows)
+    e, examples = Experiment(clients=3, rounds=2, batch=32, model="mlp"), replace(blobs(), mean=(0.3,) * 6)
+    stopped(e, tmp_path / "run", dataset=examples)
     shutil.copytree(tmp_path / "run", tmp_path / "old")
-    values = getattr(rows, part)
-    other = replace(rows, **{part: (values[0] + 0.1, *values[1:])})
+    values = getattr(examples, part)
+    other = replace(examples, **{part: (values[0] + 0.1, *values[1:])})
     with pytest.raises(CheckpointError, match="the dataset's mean and std changed since"):
         fedrane.resume(tmp_path / "run", dataset=other)
-    close = replace(rows, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
+    close = replace(examples, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
     assert fedrane.resume(tmp_path / "run", dataset=close).finished
     facts = json.loads((tmp_path / "old" / METADATA).read_text())
     del facts["fingerprints"]["normalisation"]  # as in a folder of an older version
     (tmp_path / "old" / METADATA).write_text(json.dumps(facts))
-    assert fedrane.resume(tmp_path / "old", dataset=rows).finished
+    assert fedrane.resume(tmp_path / "old", dataset=examples).finished
 
 
 def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path) -> None:
@@ -315,10 +315,10 @@ def test_states_of_another_version_are_one_clear_error(method: str, lost: str, t
     stopped(quick(method=method, rounds=2), tmp_path / "run")
     (path,) = Folder(tmp_path / "run").checkpoints()
     found = run_folder.read(path)
-    own = found.owns[2]
-    assert lost in own.extra
-    extra = {key: value for key, value in own.extra.items() if key != lost}
-    run_folder.write(path, found._replace(owns=found.owns | {2: own._replace(extra=extra)}))
+    client_state = found.client_states[2]
+    assert lost in client_state.extra
+    extra = {key: value for key, value in client_state.extra.items() if key != lost}
+    run_folder.write(path, found._replace(client_states=found.client_states | {2: client_state._replace(extra=extra)}))
     before = files(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run again"):
         fedrane.resume(tmp_path / "run")
@@ -499,7 +499,7 @@ def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, fi
     """The same bytes and the same configuration; the change is on record."""
     schedule = {"constant": {}, "exponential": {"factor": 0.5}, "step": {"factor": 0.5, "every": 2}}[kind]
     schedule |= {"kind": kind}
-    common = {"method": "local", "participation": 0.6, "dropout": 0.2, "momentum": 0.5, "schedule": schedule}
+    common = {"method": "local", "participation": 0.6, "client_dropout": 0.2, "momentum": 0.5, "schedule": schedule}
     e = quick(rounds=4, **common)
     fedrane.run(e.replace(rounds=6), tmp_path / "whole")
     if finished:
@@ -548,7 +548,7 @@ class Last(Algorithm):
 class Finishing(Algorithm):
     """FedAvg with a finale of three parts: more than checkpoints are kept."""
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return Last(), Last(), Last()
 
 
@@ -650,8 +650,8 @@ def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
     """Also where changes are accepted: the partition counts more of them."""
     data = npz(tmp_path / "own.npz")
     stopped(of_file(data), tmp_path / "run")
-    rows = blobs(60, 0)
-    np.savez(data, x=rows.x, y=rows.y, x_test=rows.x_test, y_test=rows.y_test)
+    examples = blobs(60, 0)
+    np.savez(data, x=examples.x, y=examples.y, x_test=examples.x_test, y_test=examples.y_test)
     with pytest.raises(DataError, match="rows"):
         fedrane.resume(tmp_path / "run", accept_changes=True)
 

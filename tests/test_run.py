@@ -62,15 +62,15 @@ def test_results_in_hand() -> None:
 def test_personal_models_in_hand(tmp_path: Path) -> None:
     result = fedrane.run(quick(method="local", rounds=3), tmp_path / "run")
     data = fedrane.data.load("digits")
-    rows = result.federation.split.test[2]
-    hits = result.personal(2)(torch.from_numpy(data.x[rows])).argmax(1).numpy() == data.y[rows]
+    examples = result.federation.split.test[2]
+    hits = result.personal(2)(torch.from_numpy(data.x[examples])).argmax(1).numpy() == data.y[examples]
     assert float(hits.mean()) == pytest.approx(result.history[-1]["personal/clients"][2])
     with pytest.raises(ConfigError, match="no global model"):
         _ = result.model
     with pytest.raises(ConfigError, match="no client 4"):
         result.personal(4)
     saved = fedrane.load(tmp_path / "run")
-    x = torch.from_numpy(data.x[rows])
+    x = torch.from_numpy(data.x[examples])
     assert torch.equal(saved.personal(2)(x), result.personal(2)(x))
     assert result.history[-1]["bytes_up"] == 0, "nothing travels"
     assert "cosine" not in result.history[-1], "nothing is shared, so the server makes no step"
@@ -83,7 +83,7 @@ def test_loaded_models_are_those_in_hand(method: str, precision: str, tmp_path: 
     e = experiment(method, rounds=2, participation=0.4, precision=precision)
     result = fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network())
     saved = fedrane.load(tmp_path / "run", model=network())
-    for answer in result.algorithm.answers_on(result.task):
+    for answer in result.algorithm.models_on(result.task):
         for k in range(result.population if answer == PERSONAL else 1):
             models = (models.model if answer == GLOBAL else models.personal(k) for models in (result, saved))
             same_bytes(*(dict(model.state_dict()) for model in models))
@@ -97,14 +97,14 @@ def test_the_step_of_whatever_is_shared_has_its_cosines(method: str) -> None:
 
 
 def test_cohorts_and_dropouts_are_the_plans() -> None:
-    e = quick(rounds=6, clients=10, participation=0.5, dropout=0.4, seed=3)
+    e = quick(rounds=6, clients=10, participation=0.5, client_dropout=0.4, seed=3)
     result = fedrane.run(e)
     for record in result.history:
         cohort = sampling.cohort(3, record["round"], 10, 0.5)
         assert sorted(record["cohort"] + record["lost"]) == cohort
         assert record["lost"] == sampling.lost(3, record["round"], cohort, 0.4)
         assert len(record.get("cosine", [])) == len(record["cohort"])
-    assert {k for r in result.history for k in r["cohort"]} == set(result.owns)
+    assert {k for r in result.history for k in r["cohort"]} == set(result.client_states)
 
 
 def test_all_methods_see_the_same_cohorts() -> None:
@@ -117,7 +117,7 @@ def test_all_methods_see_the_same_cohorts() -> None:
 
 
 def test_a_round_that_everybody_loses_changes_nothing() -> None:
-    result = fedrane.run(quick(rounds=3, clients=2, dropout=0.97, seed=1))
+    result = fedrane.run(quick(rounds=3, clients=2, client_dropout=0.97, seed=1))
     assert any(not r["cohort"] for r in result.history)
     empty = [r for r in result.history if not r["cohort"]]
     assert all("train/loss" not in r and r["global/accuracy"] > 0 for r in empty)
@@ -129,7 +129,7 @@ def test_a_round_that_everybody_loses_changes_nothing() -> None:
 class Keeps(Algorithm):
     """Personal answers without parameters of one's own."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
 
 
 def test_the_personal_answer_is_the_model_after_local_training() -> None:
@@ -138,12 +138,12 @@ def test_the_personal_answer_is_the_model_after_local_training() -> None:
         method=Keeps(), clients=5, rounds=1, epochs=2, batch=16, participation=0.4, model_head="head", lr=0.5
     )
     result = fedrane.run(e, dataset=blobs(), model=network())
-    absent = next(k for k in range(5) if k not in result.owns)
-    present = next(iter(result.owns))
+    absent = next(k for k in range(5) if k not in result.client_states)
+    present = next(iter(result.client_states))
     x = torch.from_numpy(blobs().x_test)
     assert torch.equal(result.personal(absent)(x), result.model(x))
     assert not torch.equal(result.personal(present)(x), result.model(x))
-    assert set(result.owns[present].model.params) == set(result.server.model.params)
+    assert set(result.client_states[present].model.params) == set(result.server.model.params)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -158,11 +158,14 @@ def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
     assert "global/accuracy" not in result.history[-1]
     assert "personal/accuracy" in result.history[-1]
     names = {"body.1.weight", "body.1.bias"} if affine else set()
-    assert all(set(own.model.params) == names and len(own.model.stats) == 2 for own in result.owns.values())
+    assert all(
+        set(client_state.model.params) == names and len(client_state.model.stats) == 2
+        for client_state in result.client_states.values()
+    )
     first = result.task.init()
     same_bytes({n: result.server.model.params[n] for n in names}, {n: first.params[n] for n in names})
     name = "body.1.running_mean"
-    assert not torch.equal(result.owns[0].model.stats[name], result.owns[1].model.stats[name])
+    assert not torch.equal(result.client_states[0].model.stats[name], result.client_states[1].model.stats[name])
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Tune(Algorithm):
     """A finale: every client trains the head it got, for itself."""
 
     epochs: int = 3
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def trains(self, name: str) -> bool:
         return name.startswith("head")
@@ -187,7 +190,7 @@ class Tune(Algorithm):
 class Finishing(Algorithm):
     """FedAvg with a finale."""
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return (Tune(),)
 
 
@@ -200,7 +203,7 @@ def test_a_finale_runs_after_the_last_round_with_everybody(tmp_path: Path, monke
     assert last["cohort"] == [0, 1, 2, 3]
     assert "personal/accuracy" in last
     assert "global/accuracy" not in last
-    assert last["train/rows"] == 3 * sum(len(rows) for rows in result.federation.split.train)
+    assert last["train/examples"] == 3 * sum(len(examples) for examples in result.federation.split.train)
     x = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
     assert torch.equal(fedrane.load(tmp_path / "run").personal(1)(x), result.personal(1)(x))
     assert result.summary["global/last"]["round"] == 3
@@ -233,9 +236,9 @@ class Rated(Algorithm):
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
-        return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.rate + 0 * loss})
+        return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.lr + 0 * loss})
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return (Rated(0),) * self.parts
 
 

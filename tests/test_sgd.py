@@ -35,8 +35,8 @@ def test_ten_steps_equal_torchs(sgd: SGD) -> None:
 def test_a_short_gradient_is_not_clipped() -> None:
     params = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn(2, dtype=torch.float64)}
     grads = {name: 1e-2 * p for name, p in params.items()}
-    rate = torch.tensor(0.1, dtype=torch.float64)
-    clipped, plain = (SGD(clip=clip).update(params, grads, {}, rate)[0] for clip in (5.0, 0.0))
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    clipped, plain = (SGD(clip=clip).update(params, grads, {}, lr)[0] for clip in (5.0, 0.0))
     same_bytes(clipped, plain)
 
 

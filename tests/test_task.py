@@ -36,7 +36,7 @@ def known(name: str, shape: tuple[int, ...], classes: int = 10, **settings: obje
 def test_models_give_features_of_their_width(name: str, shape: tuple[int, ...], width: int) -> None:
     task = known(name, shape)
     assert task.width == width
-    net = task.answering(task.init(), torch.ones(2, dtype=torch.bool))
+    net = task.evaluating(task.init(), torch.ones(2, dtype=torch.bool))
     features = net.body(torch.zeros(2, *shape))
     assert features.shape == (2, width)
     assert net.head(features).shape == (2, 10)
@@ -150,9 +150,9 @@ def test_the_given_network_is_left_as_it_was() -> None:
 
 def test_losses_are_over_live_rows() -> None:
     scores, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    live = torch.tensor([True, True, False, True, False, False])
-    scores[~live] = float("nan")
-    batch = Batch(torch.zeros(6), y, live, torch.tensor(0))
-    expected = nn.functional.cross_entropy(scores[live], y[live])
+    mask = torch.tensor([True, True, False, True, False, False])
+    scores[~mask] = float("nan")
+    batch = Batch(torch.zeros(6), y, mask, torch.tensor(0))
+    expected = nn.functional.cross_entropy(scores[mask], y[mask])
     torch.testing.assert_close(cross_entropy(scores, batch), expected)
     assert masked_mean(torch.randn(6), torch.zeros(6, dtype=torch.bool)) == 0

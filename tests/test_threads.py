@@ -57,9 +57,9 @@ class Watching(Algorithm):
         self.seen.append(("blas", max(info["num_threads"] for info in blas())))
         return super().aggregate(task, server, ups, cohort)
 
-    def predict(self, task: Any, model: Any, x: Any, live: Any) -> Any:
+    def predict(self, task: Any, model: Any, x: Any, mask: Any) -> Any:
         self.seen.append(("predict", torch.get_num_threads()))
-        return super().predict(task, model, x, live)
+        return super().predict(task, model, x, mask)
 
     def on(self, *hooks: str) -> set[int]:
         return {number for hook, number in self.seen if hook in hooks}
@@ -247,7 +247,10 @@ def test_a_worker_uploads_tensors_as_a_process_and_a_checkpoint_give_them_back()
     result = fedrane.run(quick(method="fedrane", model="convnet", batch=16, rounds=1), dataset=pictures())
     trained = engines.Threaded(result.algorithm, result.federation).train_round(result.server, {}, [0, 1], 2, 0.05, 1)
     for path, leaf in tree.flatten(
-        {"ups": trained.ups, "owns": {str(k): own for k, own in trained.owns.items()}}
+        {
+            "ups": trained.ups,
+            "client_states": {str(k): client_state for k, client_state in trained.client_states.items()},
+        }
     ).items():
         assert leaf.stride() == tree.as_saved(leaf).stride(), path
 

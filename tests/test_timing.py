@@ -14,9 +14,9 @@ from fedrane.training.run_folder import SUMMARY
 from problems import quick
 
 
-def record(round: int, seconds: float, rows: int = 100, **more: Any) -> dict[str, Any]:
-    speed = {"samples_per_second": rows / seconds}
-    return {"round": round, "cohort": [0], "train/rows": rows, "seconds": seconds, **speed, **more}
+def record(round: int, seconds: float, examples: int = 100, **more: Any) -> dict[str, Any]:
+    speed = {"samples_per_second": examples / seconds}
+    return {"round": round, "cohort": [0], "train/examples": examples, "seconds": seconds, **speed, **more}
 
 
 def test_what_the_first_round_takes_beyond_the_usual_is_warm_up() -> None:
@@ -27,7 +27,7 @@ def test_what_the_first_round_takes_beyond_the_usual_is_warm_up() -> None:
 
 
 def test_the_usual_goes_by_the_rows() -> None:
-    history = [record(1, 9.0, rows=300), record(2, 1.0), record(3, 2.0, rows=200)]
+    history = [record(1, 9.0, examples=300), record(2, 1.0), record(3, 2.0, examples=200)]
     assert timing.training(history, 3) == pytest.approx([3.0, 1.0, 2.0])
 
 
@@ -63,7 +63,7 @@ def test_a_run_marks_the_first_round_that_each_process_trains(tmp_path: Path) ->
 
 
 def test_a_round_without_replies_is_not_the_first() -> None:
-    history = fedrane.run(quick(dropout=0.9, clients=2, rounds=6, seed=1)).history
+    history = fedrane.run(quick(client_dropout=0.9, clients=2, rounds=6, seed=1)).history
     trained = [record["round"] for record in history if record["cohort"]]
     assert trained[0] > 1, "nobody answered in the first round"
     assert [record["round"] for record in history if record.get("warmup")] == trained[:1]

@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
     model: Model
     velocity: Tensors
-    rows: Tensor
+    examples: Tensor
     """Number of examples seen so far, without padding."""
     sums: Tensors
     """Sum of each recorded metric over these examples."""
@@ -51,7 +51,7 @@ class Done(NamedTuple):
     """The result of a client's round. ``own`` is committed only after the server has aggregated ``up``."""
 
     up: State
-    own: State
+    client_state: State
     metrics: Tensors
 
 
@@ -59,7 +59,7 @@ class Done(NamedTuple):
 class Algorithm:
     """FedAvg. The fields of a subclass are its hyper-parameters."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL,)
+    models: ClassVar[tuple[str, ...]] = (GLOBAL,)
     """Which models the method has: a global one, personal ones, or both."""
     grid: ClassVar[Grid] = {}
     """The values of its fields that ``fedrane tune`` searches."""
@@ -108,7 +108,7 @@ class Algorithm:
 
     def start(self, task: Task, ctx: Context) -> Model:
         """The model that local training starts from: the one that was sent, with the client's private parts."""
-        return _overlay(ctx.down.model, self._part(task, ctx.own.model, shared=False))
+        return _overlay(ctx.down.model, self._part(task, ctx.client_state.model, shared=False))
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         """The loss of one batch."""
@@ -132,17 +132,17 @@ class Algorithm:
 
         trained = tree.pick(params, self.trains)
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
-        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.rate)
-        rows = batch.live.sum().to(work.rows.dtype)
-        sums = {name: work.sums[name] + rows * outcome.metrics[name].detach() for name in self.records}
+        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
+        examples = batch.mask.sum().to(work.examples.dtype)
+        sums = {name: work.sums[name] + examples * outcome.metrics[name].detach() for name in self.records}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return work._replace(model=model, velocity=velocity, rows=work.rows + rows, sums=sums)
+        return work._replace(model=model, velocity=velocity, examples=work.examples + examples, sums=sums)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         """What is uploaded, what the client keeps, and the round's metrics."""
         stats = self._part(task, work.model, shared=True).stats
         up = Model(self.exchanged(task, work.model.params), stats)
-        metrics = tree.scale(work.sums, 1 / work.rows.clamp(min=1))
+        metrics = tree.scale(work.sums, 1 / work.examples.clamp(min=1))
         return Done(State(up, {}), State(self._keep(task, work.model), {}), metrics)
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
@@ -158,13 +158,13 @@ class Algorithm:
         """The number of local epochs in a round, given the experiment's ``epochs``."""
         return epochs
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         """Post-training stages: methods that each run one round with all clients after the last round."""
         return ()
 
-    def answers_on(self, task: Task) -> tuple[str, ...]:
+    def models_on(self, task: Task) -> tuple[str, ...]:
         """Which models the method has on this task: with local normalisation layers there is no global one."""
-        return (PERSONAL,) if task.norm == "local" and task.norm_names else self.answers
+        return (PERSONAL,) if task.norm == "local" and task.norm_names else self.models
 
     def depends_on_batch(self, task: Task) -> bool:
         """Whether a prediction depends on the other examples of its batch. Then evaluation uses batches of the
@@ -176,11 +176,11 @@ class Algorithm:
 
     def personal_model(self, task: Task, ctx: Context) -> Model:
         """The client's personal model: the server's, overlaid with what the client keeps."""
-        return _overlay(ctx.down.model, ctx.own.model)
+        return _overlay(ctx.down.model, ctx.client_state.model)
 
-    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
         """The class scores of a global or a personal model."""
-        net = task.answering(model, live)
+        net = task.evaluating(model, mask)
         return net.head(net.body(x))
 
     # ---- helpers of the hooks above
@@ -201,7 +201,7 @@ class Algorithm:
     def _keep(self, task: Task, model: Model) -> Model:
         """What the client keeps: its private parts. Without any, a method with personal models keeps the whole one."""
         private = self._part(task, model, shared=False)
-        return model if PERSONAL in self.answers_on(task) and not any(private) else private
+        return model if PERSONAL in self.models_on(task) and not any(private) else private
 
 
 def sample_ratio(cohort: Client) -> Tensor:

@@ -64,7 +64,7 @@ class Experiment:
     clip: float = 0.0
     participation: float = 1.0
     """The fraction of clients sampled for a round."""
-    dropout: float = 0.0
+    client_dropout: float = 0.0
     """The probability that the update of a sampled client is lost (simulated)."""
     validation: float = 0.0
     """The fraction of each client's training examples held out for early stopping or tuning."""
@@ -300,7 +300,12 @@ def _check(e: Experiment) -> None:
     need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")
     need(0 <= e.clip < math.inf, "clip", "it is the maximum gradient norm, 0 for no limit", "Use for instance clip=10")
     need(0 < e.participation <= 1, "participation", "it is a fraction of the clients", "Use 0 < participation <= 1")
-    need(0 <= e.dropout < 1, "dropout", "it is the probability of losing an update", "Use 0 <= dropout < 1")
+    need(
+        0 <= e.client_dropout < 1,
+        "client_dropout",
+        "it is the probability of losing an update",
+        "Use 0 <= client_dropout < 1",
+    )
     need(0 <= e.validation < 1, "validation", "it is a fraction of the training examples", "Use for instance 0.1")
     need(e.patience >= 0, "patience", "it is a number of evaluations", "Use 0 (never stop early) or more")
     need(

@@ -65,24 +65,24 @@ def run(
         folder.require_free()
     with ExitStack() as cleanup:
         most = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
-        rows = as_dataset(experiment, dataset)
-        experiment, unused = settled(experiment, rows, dataset is not None, model is not None)
+        examples = as_dataset(experiment, dataset)
+        experiment, unused = settled(experiment, examples, dataset is not None, model is not None)
         for callback, text in itertools.product(callbacks, settings.as_messages(unused)):
             callback.message(text)
-        partition = make_partition(experiment, rows)
+        partition = make_partition(experiment, examples)
         experiment = experiment.replace(clients=len(partition.clients))
-        federation = make_federation(experiment, rows, partition, model)
+        federation = make_federation(experiment, examples, partition, model)
         experiment, _ = choose_engine(experiment, federation, most)
-        loop = TrainingLoop(experiment, federation, Inputs.of(rows), folder, callbacks, stop, calibrate)
+        loop = TrainingLoop(experiment, federation, Inputs.of(examples), folder, callbacks, stop, calibrate)
         if folder:
             cleanup.callback(folder.close)
             if experiment.method_name.startswith("__main__:"):
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
-            partitions.save(partition, folder.path / PARTITION, dataset=rows.name)
+            partitions.save(partition, folder.path / PARTITION, dataset=examples.name)
             user_code.remember(experiment)
             user_code.keep(experiment, folder)
-            prints = of_data(rows, dataset) | fingerprints(federation.task, model, folder)
+            prints = of_data(examples, dataset) | fingerprints(federation.task, model, folder)
             folder.write_json(
                 METADATA, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints}
             )
@@ -123,10 +123,10 @@ def resume(
         engines.check(experiment.engine)
         pick_device(experiment.device)
         most = cleanup.enter_context(limited(1))
-        rows = as_dataset(experiment, dataset)
-        inputs.check(of_data(rows, dataset))
-        partition = partitions.load(folder.path / PARTITION, len(rows.y))
-        federation = make_federation(experiment, rows, partition, model)
+        examples = as_dataset(experiment, dataset)
+        inputs.check(of_data(examples, dataset))
+        partition = partitions.load(folder.path / PARTITION, len(examples.y))
+        federation = make_federation(experiment, examples, partition, model)
         inputs.check(fingerprints(federation.task, model, folder))
         checkpoint, problems = folder.newest(federation.task.device, last=before.rounds if replan else None)
         done = checkpoint.round if checkpoint else 0
@@ -145,7 +145,7 @@ def resume(
         idle = folder.finished and not replan and done == last_round(folder.read_metrics())
         chosen, choices = choose_engine(experiment, federation, most, resumed=True)
         notes += choices
-        loop = TrainingLoop(chosen, federation, Inputs.of(rows), folder, callbacks, stop, calibrate)
+        loop = TrainingLoop(chosen, federation, Inputs.of(examples), folder, callbacks, stop, calibrate)
         if checkpoint:
             loop.restore(checkpoint, history)
         if not idle:

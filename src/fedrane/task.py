@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    live: Tensor
+    mask: Tensor
     key: Tensor
     """The key of the step's noise, made of (seed, round, client, step)."""
     full: bool = False
@@ -68,7 +68,7 @@ class Client(NamedTuple):
     labels: Tensor | None
     steps: Tensor
     round: Tensor
-    rate: Tensor
+    lr: Tensor
     population: int
 
 
@@ -82,7 +82,7 @@ class Context(NamedTuple):
     """What a client knows during training: what the server sent, its client state, and its description."""
 
     down: State
-    own: State
+    client_state: State
     client: Client
 
 
@@ -117,7 +117,7 @@ class Task:
         task = cls(parts, classes, width=0, **settings)
         with torch.no_grad():
             example = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
-            net = task.answering(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
+            net = task.evaluating(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
             features = net.body(example)
             width, scores = features.shape[-1], net.head(features)
             if scores.shape != (1, classes):
@@ -132,8 +132,8 @@ class Task:
     def _require_pure(self, x: Tensor) -> None:
         """Refuse a network that draws its own random numbers or writes to itself: its result would depend on the
         engine."""
-        y, live = (torch.ones(len(x), dtype=dtype, device=self.device) for dtype in (torch.int64, torch.bool))
-        batch = Batch(x, y, live, y[0], full=True)
+        y, mask = (torch.ones(len(x), dtype=dtype, device=self.device) for dtype in (torch.int64, torch.bool))
+        batch = Batch(x, y, mask, y[0], full=True)
         before = {part: {n: b.clone() for n, b in module.named_buffers()} for part, module in self.parts.items()}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             states = _generators(self.device)
@@ -204,11 +204,11 @@ class Task:
 
     def training(self, model: Model, batch: Batch) -> Net:
         """The network bound to a model, in training mode."""
-        return Net(self, model, Pass(True, batch.live, batch.full, batch.key))
+        return Net(self, model, Pass(True, batch.mask, batch.full, batch.key))
 
-    def answering(self, model: Model, live: Tensor) -> Net:
+    def evaluating(self, model: Model, mask: Tensor) -> Net:
         """The network bound to a model, in evaluation mode."""
-        return Net(self, model, Pass(False, live, full=False))
+        return Net(self, model, Pass(False, mask, full=False))
 
 
 class Net:
@@ -252,9 +252,9 @@ def _generators(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def masked_mean(values: Tensor, live: Tensor) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean over the examples that are not padding; padding may hold any value."""
-    return torch.where(live, values, 0).sum() / live.sum().clamp(min=1)
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
@@ -267,4 +267,4 @@ def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
     losses = F.cross_entropy(scores, batch.y, reduction="none")
     if batch.mixed is not None:
         losses = torch.lerp(losses, F.cross_entropy(scores, batch.mixed.y, reduction="none"), batch.mixed.weight)
-    return masked_mean(losses, batch.live)
+    return masked_mean(losses, batch.mask)

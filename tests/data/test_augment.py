@@ -30,10 +30,10 @@ def augmenter(**how: Any) -> Augmenter:
     return Augmenter.of(Augmentation(**how), torch.device("cpu"), torch.float64)
 
 
-def pictures(rows: int, side: int = 6) -> Tensor:
+def pictures(examples: int, side: int = 6) -> Tensor:
     """Images whose pixels identify their original position: none is black, and no two are equal."""
-    numbers = np.random.Generator(np.random.Philox(1)).permutation(rows * side * side)
-    return torch.from_numpy(numbers.reshape(rows, 1, side, side) + 1)
+    numbers = np.random.Generator(np.random.Philox(1)).permutation(examples * side * side)
+    return torch.from_numpy(numbers.reshape(examples, 1, side, side) + 1)
 
 
 def shift(image: Tensor, down: int, right: int, mirrored: bool) -> Tensor:
@@ -80,20 +80,20 @@ def test_another_key_and_another_position_draw_otherwise() -> None:
     assert len(set(seen(one, x[examples]))) > 10
 
 
-def mixed(rows: int, live: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def mixed(examples: int, mask: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix inputs that are their own index: the mixture, its partners, the weight, and the labels of the partners."""
-    x = torch.arange(rows, dtype=torch.float64)[:, None] + 1
-    y, mask = torch.arange(rows) % 3, torch.arange(rows) < live
-    x[live:] = torch.nan  # padding may have any value
+    x = torch.arange(examples, dtype=torch.float64)[:, None] + 1
+    y, mask = torch.arange(examples) % 3, torch.arange(examples) < mask
+    x[mask:] = torch.nan  # padding may have any value
     inputs, other = augmenter(mixup=mixup).mix(x, y, mask, key)
-    partner = ((inputs - x) / other.weight[:, None] + x)[:live, 0].round().long() - 1
-    assert torch.equal(other.y[:live], y[partner])
-    return inputs[:live], partner, other.weight, other.y
+    partner = ((inputs - x) / other.weight[:, None] + x)[:mask, 0].round().long() - 1
+    assert torch.equal(other.y[:mask], y[partner])
+    return inputs[:mask], partner, other.weight, other.y
 
 
 def test_every_example_is_a_partner_once_and_padding_never() -> None:
-    for live in (1, 2, 5, 8):
-        assert mixed(8, live)[1].sort().values.tolist() == list(range(live))
+    for mask in (1, 2, 5, 8):
+        assert mixed(8, mask)[1].sort().values.tolist() == list(range(mask))
 
 
 def test_partners_are_uniform() -> None:
@@ -117,15 +117,15 @@ def test_weights_are_of_a_beta_distribution(mixup: float) -> None:
 
 
 def test_padding_changes_nothing_and_clients_side_by_side_are_as_alone() -> None:
-    keys, rows = torch.tensor([3, 4]), torch.tensor([[5, 2, 7, 0], [1, 1, 0, 0]])
-    live = torch.tensor([[True] * 4, [True, True, False, False]])
+    keys, examples = torch.tensor([3, 4]), torch.tensor([[5, 2, 7, 0], [1, 1, 0, 0]])
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
     x, y, how = pictures(8), torch.arange(8), augmenter(crop=2, flip=True, mixup=0.5)
-    moved = how.move(x, rows, keys).double()
-    both, other = how.mix(moved, y[rows], live, keys)
+    moved = how.move(x, examples, keys).double()
+    both, other = how.mix(moved, y[examples], mask, keys)
     for k, count in enumerate((4, 2)):
-        alone = how.move(x, rows[k, :count], keys[k]).double()
+        alone = how.move(x, examples[k, :count], keys[k]).double()
         assert torch.equal(alone, moved[k, :count])
-        inputs, labels = how.mix(alone, y[rows[k, :count]], live[k, :count], keys[k])
+        inputs, labels = how.mix(alone, y[examples[k, :count]], mask[k, :count], keys[k])
         assert torch.equal(inputs, both[k, :count])
         assert torch.equal(labels.y, other.y[k, :count])
         assert torch.equal(labels.weight, other.weight[k, :count])
@@ -133,9 +133,9 @@ def test_padding_changes_nothing_and_clients_side_by_side_are_as_alone() -> None
 
 def test_losses_are_those_of_the_mixed_targets() -> None:
     scores, y = torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 3
-    x, live = torch.randn(6, 2, dtype=torch.float64), torch.tensor([True] * 5 + [False])
-    inputs, other = augmenter(mixup=1.0).mix(x, y, live, KEY)
-    batch = Batch(inputs, y, live, KEY, mixed=other)
+    x, mask = torch.randn(6, 2, dtype=torch.float64), torch.tensor([True] * 5 + [False])
+    inputs, other = augmenter(mixup=1.0).mix(x, y, mask, KEY)
+    batch = Batch(inputs, y, mask, KEY, mixed=other)
     assert torch.allclose(batch.targets(3).sum(1), torch.ones(6, dtype=torch.float64))
     by_hand = -(batch.targets(3) * scores.log_softmax(1)).sum(1)[:5].mean()
     assert cross_entropy(scores, batch) == pytest.approx(float(by_hand), rel=1e-12)
@@ -194,12 +194,12 @@ def test_a_resumed_run_is_the_same(tmp_path: Any) -> None:
 )
 def test_tables_are_neither_cropped_nor_mirrored(how: dict[str, Any], says: str) -> None:
     x, y = np.random.Generator(np.random.Philox(2)).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
-    rows = Dataset("table", x[:40], y[:40], x[40:], y[40:], ("a", "b"), (0.0,) * 3, (1.0,) * 3)
+    examples = Dataset("table", x[:40], y[:40], x[40:], y[40:], ("a", "b"), (0.0,) * 3, (1.0,) * 3)
     settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": fedrane.Partitioning(kind="iid")}
     with pytest.raises(ConfigError) as caught:
-        fedrane.run(Experiment(augment=Augmentation(**how), **settings), dataset=rows)
+        fedrane.run(Experiment(augment=Augmentation(**how), **settings), dataset=examples)
     assert says in str(caught.value)
-    fedrane.run(Experiment(augment=Augmentation(mixup=1.0), **settings), dataset=rows)
+    fedrane.run(Experiment(augment=Augmentation(mixup=1.0), **settings), dataset=examples)
 
 
 @pytest.mark.parametrize("how", [{"crop": -1}, {"mixup": -0.5}, {"mixup": float("nan")}])

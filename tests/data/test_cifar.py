@@ -48,12 +48,12 @@ def dtype(python, kind="u1"):
     return b"cnumpy\ndtype\n" + text(python, kind) + numbers + b"\x87R" + state + b"b"
 
 
-def array(python, rows, columns, raw, kind="u1", order=b"\x89"):
+def array(python, examples, columns, raw, kind="u1", order=b"\x89"):
     """GLOBAL _reconstruct of (ndarray, (0,), b"b"), REDUCE; then (1, shape, dtype, order, bytes), BUILD."""
     module = b"numpy.core.multiarray" if python is TWO else b"numpy._core.multiarray"
     letter = text(TWO, "b") if python is TWO else octets(THREE, b"b")
     made = b"c" + module + b"\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + letter + b"\x87R"
-    shape = b"J" + struct.pack("<i", rows) + b"J" + struct.pack("<i", columns) + b"\x86"
+    shape = b"J" + struct.pack("<i", examples) + b"J" + struct.pack("<i", columns) + b"\x86"
     return made + b"(K\x01" + shape + dtype(python, kind) + order + octets(python, raw) + b"tb"
 
 
@@ -163,9 +163,9 @@ def test_labels_of_another_type_are_rejected(tmp_path, labels):
 @pytest.mark.parametrize(
     ("rows", "columns"), [(3, 3072), (1, 3072), (3072, 2), (1, 6144), (-2, -3072), (2**31 - 1, 2**31 - 1)]
 )
-def test_an_array_of_another_shape_is_rejected(tmp_path, python, rows, columns):
+def test_an_array_of_another_shape_is_rejected(tmp_path, python, examples, columns):
     tracemalloc.start()
-    refused(tmp_path / "batch", batch(python, data=array(python, rows, columns, PIXELS)))
+    refused(tmp_path / "batch", batch(python, data=array(python, examples, columns, PIXELS)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5_000_000  # a shape is only compared, never allocated

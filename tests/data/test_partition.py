@@ -20,8 +20,8 @@ MADE = [kind for kind in KINDS if kind != "natural"]
 quick = settings(deadline=None, max_examples=60)
 
 
-def labels(rows: int, classes: int, seed: int = 0) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(0, classes, rows)
+def labels(examples: int, classes: int, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, classes, examples)
 
 
 def same(one: Partition, other: Partition) -> bool:
@@ -37,7 +37,7 @@ def skew(made: Partition, y: NDArray[np.int64], classes: int) -> float:
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning, int]:
     clients, minimum, classes = draw(st.integers(1, 500)), draw(st.integers(2, 6)), draw(st.integers(1, 30))
-    rows = clients * minimum + draw(st.integers(0, 1500))
+    examples = clients * minimum + draw(st.integers(0, 1500))
     how = Partitioning(
         kind=draw(st.sampled_from(MADE)),
         alpha=draw(st.sampled_from([5e-324, 1e-300, 1e-4, 1.7e308]) | st.floats(0.01, 100)),
@@ -45,7 +45,7 @@ def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning
         minimum=minimum,
     )
     # The last class may have no examples, and the data may be sorted by label.
-    y = labels(rows, max(classes - draw(st.integers(0, 1)), 1), draw(st.integers(0, 9)))
+    y = labels(examples, max(classes - draw(st.integers(0, 1)), 1), draw(st.integers(0, 9)))
     return (np.sort(y) if draw(st.booleans()) else y), classes, clients, how, draw(st.integers(0, 2**32))
 
 
@@ -58,7 +58,7 @@ def test_each_example_has_one_client_and_every_client_has_enough(
     made = partition(y, classes, clients, how, seed)
     assert len(made.clients) == clients
     assert np.array_equal(np.sort(np.concatenate(made.clients)), np.arange(len(y)))
-    assert all((np.diff(rows) > 0).all() and rows.dtype == np.int64 for rows in made.clients)
+    assert all((np.diff(examples) > 0).all() and examples.dtype == np.int64 for examples in made.clients)
     assert made.sizes.min() >= how.minimum
     assert made.counts(y, classes).sum(axis=0).tolist() == np.bincount(y, minlength=classes).tolist()
     assert same(made, partition(y, classes, clients, how, seed))
@@ -212,7 +212,7 @@ NATURAL = Partitioning("natural")
 def test_natural_clients_keep_their_examples_even_below_the_minimum(clients: int) -> None:
     owner = np.array([2, 0, 2, 5, 0, 5, 5])
     made = partition(labels(7, 2), 2, clients, NATURAL, 0, owner)
-    assert [rows.tolist() for rows in made.clients] == [[1, 4], [0, 2], [3, 5, 6]]
+    assert [examples.tolist() for examples in made.clients] == [[1, 4], [0, 2], [3, 5, 6]]
 
 
 def test_natural_errors() -> None:
@@ -255,8 +255,8 @@ def test_every_wrong_setting_says_what_to_do(wrong: dict[str, object], message: 
     assert caught.value.remedy
 
 
-def one_client(rows: int) -> Partition:
-    return Partition((np.arange(rows),))
+def one_client(examples: int) -> Partition:
+    return Partition((np.arange(examples),))
 
 
 @quick
@@ -272,15 +272,15 @@ def test_a_split_uses_each_example_once_and_empties_no_client(
     owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     whole = partition(np.zeros_like(owner), 1, 0, NATURAL, 0, owner)
     parts = split(whole, seed, test, validation)
-    for rows, *pieces in zip(whole.clients, parts.train, parts.validation, parts.test, strict=True):
-        assert np.array_equal(np.sort(np.concatenate(pieces)), rows)
+    for examples, *pieces in zip(whole.clients, parts.train, parts.validation, parts.test, strict=True):
+        assert np.array_equal(np.sort(np.concatenate(pieces)), examples)
         assert all((np.diff(piece) > 0).all() for piece in pieces)
         trained, held, tested = map(len, pieces)
         assert trained >= 1
         assert tested >= 1
-        assert held >= (validation > 0 and len(rows) >= 3)
+        assert held >= (validation > 0 and len(examples) >= 3)
         assert held == 0 or validation > 0
-        assert abs(tested - test * len(rows)) <= 0.5 or tested in (1, len(rows) - 2)
+        assert abs(tested - test * len(examples)) <= 0.5 or tested in (1, len(examples) - 2)
     for one, other in zip(parts.test, split(whole, seed, test).test, strict=True):
         assert np.array_equal(one, other)
 
@@ -317,7 +317,7 @@ def saved(tmp_path: Path) -> tuple[Partition, Path]:
 
 def test_a_saved_partition_comes_back(saved: tuple[Partition, Path]) -> None:
     made, path = saved
-    assert same(load(path, rows=300), made)
+    assert same(load(path, examples=300), made)
     assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
     with np.load(path, allow_pickle=False) as file:
         assert json.loads(str(file["meta"])) == {"dataset": "digits", "seed": 0}
@@ -326,7 +326,7 @@ def test_a_saved_partition_comes_back(saved: tuple[Partition, Path]) -> None:
 def test_saving_replaces_the_file(saved: tuple[Partition, Path]) -> None:
     _, path = saved
     save(one_client(20), path)
-    assert same(load(path, rows=20), one_client(20))
+    assert same(load(path, examples=20), one_client(20))
 
 
 def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_a_write_that_fails_leaves_the_old_file(saved: tuple[Partition, Path], m
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(FileError, match=r"cannot be written.*no space left"):
         save(one_client(20), path)
-    assert same(load(path, rows=300), made)
+    assert same(load(path, examples=300), made)
     assert [file.name for file in path.parent.iterdir()] == ["partition.npz"]
 
 
@@ -354,13 +354,13 @@ def test_a_partition_of_other_data_is_rejected(saved: tuple[Partition, Path]) ->
     with pytest.raises(
         DataError, match=r"300 examples \(dataset=digits, seed=0\).*has 301: the file belongs to another"
     ):
-        load(saved[1], rows=301)
+        load(saved[1], examples=301)
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "none.npz", tmp_path):
         with pytest.raises(DataError, match=r"no partition can be read.*Check partition\.file"):
-            load(path, rows=3)
+            load(path, examples=3)
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_broken_file_is_rejected_or_still_intact(
         content[position] = byte
     path.write_bytes(content)
     try:
-        loaded = load(path, rows=60)
+        loaded = load(path, examples=60)
     except DataError:
         return
     assert same(loaded, made)  # some bytes of an archive, such as its dates, do not matter
@@ -419,17 +419,17 @@ GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("
 def test_an_archive_of_other_arrays_is_rejected(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, **GOOD)
-    assert load(path, rows=6).sizes.tolist() == [2, 4]
+    assert load(path, examples=6).sizes.tolist() == [2, 4]
     np.savez(path, **(GOOD | change))
     with pytest.raises(DataError, match=r"not a partition, or is corrupt"):
-        load(path, rows=6)
+        load(path, examples=6)
 
 
 @pytest.mark.parametrize("missing", sorted(GOOD))
 def test_an_archive_without_an_array_is_rejected(tmp_path: Path, missing: str) -> None:
     np.savez(tmp_path / "less.npz", **{name: array for name, array in GOOD.items() if name != missing})
     with pytest.raises(DataError, match="not a partition"):
-        load(tmp_path / "less.npz", rows=6)
+        load(tmp_path / "less.npz", examples=6)
 
 
 @pytest.mark.parametrize("content", [b"", b"client,row\n0,1\n"])
@@ -438,4 +438,4 @@ def test_another_type_of_file_is_rejected(tmp_path: Path, content: bytes) -> Non
     np.save(tmp_path / "array.npy", np.arange(3))
     for name in ("text.npz", "array.npy"):
         with pytest.raises(DataError, match="not a partition"):
-            load(tmp_path / name, rows=3)
+            load(tmp_path / name, examples=3)

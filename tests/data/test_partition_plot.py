@@ -79,5 +79,5 @@ def test_pyplot_stays_out_of_it() -> None:
 @pytest.mark.parametrize(
     ("rows", "shown"), [(0.1, 1), (1, 1), (4, 2), (9.9, 5), (10, 10), (499, 200), (73_000, 50_000)]
 )
-def test_the_scale_has_round_numbers(rows: float, shown: int) -> None:
-    assert _round(rows) == shown
+def test_the_scale_has_round_numbers(examples: float, shown: int) -> None:
+    assert _round(examples) == shown

@@ -29,8 +29,8 @@ def test_a_permutation_has_each_number_once(n: int, seed: int, where: list[int |
     assert np.array_equal(np.sort(drawn), np.arange(n))
     assert np.array_equal(drawn, permutation(n, seed, *where))
     places: list[tuple[int | str, ...]] = [tuple(where), (*where, "other")]
-    rows = [[permutation(n, seed, *place, k) for k in range(3)] for place in places]
-    assert np.array_equal(permutations(n, 3, seed, places), np.reshape(rows, (2, 3, n)))
+    examples = [[permutation(n, seed, *place, k) for k in range(3)] for place in places]
+    assert np.array_equal(permutations(n, 3, seed, places), np.reshape(examples, (2, 3, n)))
 
 
 @quick

@@ -50,7 +50,7 @@ BOTH = pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, engine: str) -> None:
     entry = METHODS[name]
-    settings: dict[str, Any] = {"participation": 0.8, "dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+    settings: dict[str, Any] = {"participation": 0.8, "client_dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
     one, many = (
         conformance.trained(entry.kind(**entry.preset), engine=each, **settings) for each in ("sequential", engine)
     )
@@ -100,11 +100,11 @@ def test_full_steps_are_recorded_once_a_thread() -> None:
     ended = conformance.trained(method, engine="threaded", rounds=3)
     fed = ended.federation
     plans = [
-        live
+        mask
         for r in (1, 2, 3)
-        for _, live, _ in fed.batches(r, range(fed.population), ended.experiment.epochs).values()
+        for _, mask, _ in fed.batches(r, range(fed.population), ended.experiment.epochs).values()
     ]
-    lengths = [int(n) for live in plans for n in live.sum(1)]
+    lengths = [int(n) for mask in plans for n in mask.sum(1)]
     assert lengths.count(fed.batch) > 20
     assert method.asked.count(fed.batch) == 1
     assert sorted(n for n in method.asked if n < fed.batch) == sorted(n for n in lengths if n < fed.batch)
@@ -128,7 +128,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
-    conformance.trained(entry.kind(**entry.preset), engine="threaded", dropout=0.2, momentum=0.5)
+    conformance.trained(entry.kind(**entry.preset), engine="threaded", client_dropout=0.2, momentum=0.5)
     assert workers
     assert all(worker.records and worker.client.static.recordings[0].calls for worker in workers)
 
@@ -388,9 +388,9 @@ def test_auto_goes_by_the_work_of_a_step_and_the_cores(
 
 def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:
     class Pairs(fedrane.Algorithm):
-        def predict(self, task: Any, model: Any, x: Any, live: Any) -> Any:
+        def predict(self, task: Any, model: Any, x: Any, mask: Any) -> Any:
             if len(x) == 1:
                 raise ValueError("rows come in pairs")
-            return super().predict(task, model, x, live)
+            return super().predict(task, model, x, mask)
 
     assert np.isfinite(conformance.trained(Pairs(), engine="auto").history[-1]["train/loss"])

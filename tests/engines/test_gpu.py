@@ -33,14 +33,14 @@ from gradients import Tensors, gradients_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def images(channels: int = 3, side: int = 32, rows: int = 300) -> Dataset:
+def images(channels: int = 3, side: int = 32, examples: int = 300) -> Dataset:
     """Noise about one pattern a class."""
     numbers = np.random.Generator(np.random.Philox(1))
-    y = np.arange(rows + 60) % 4
+    y = np.arange(examples + 60) % 4
     patterns = numbers.integers(0, 200, (4, channels, side, side))
     x = (patterns[y] + numbers.integers(0, 55, (len(y), channels, side, side))).astype(np.uint8)
     middle, spread = (0.5,) * channels, (0.25,) * channels
-    return Dataset("images", x[:rows], y[:rows], x[rows:], y[rows:], tuple("abcd"), middle, spread)
+    return Dataset("images", x[:examples], y[:examples], x[examples:], y[examples:], tuple("abcd"), middle, spread)
 
 
 def trained(method: Any, engine: str, dataset: Dataset | None = None, **changes: Any) -> Result:
@@ -112,34 +112,34 @@ def test_a_convolution_by_the_kernels_is_exact_to_rounding(
 def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: int) -> None:
     torch.manual_seed(0)
     x = 3 + 2 * noise(3, 37, channels, side, side)
-    live = torch.arange(37, device="cuda") < torch.tensor([[37], [20], [9]], device="cuda")
-    weights = noise(3, 37, channels, side, side) * live[:, :, None, None, None]
+    mask = torch.arange(37, device="cuda") < torch.tensor([[37], [20], [9]], device="cuda")
+    weights = noise(3, 37, channels, side, side) * mask[:, :, None, None, None]
     old, inputs = noise(3, 2, channels).abs(), (x, noise(3, channels), noise(3, channels))
 
-    def ours(live: Tensor, old: Tensor) -> Callable[..., Tensor]:
-        return lambda x, weight, bias: normalise(x, live, weight, bias, old, 1e-5, 0.1)[0]
+    def ours(mask: Tensor, old: Tensor) -> Callable[..., Tensor]:
+        return lambda x, weight, bias: normalise(x, mask, weight, bias, old, 1e-5, 0.1)[0]
 
     def all_of(dtype: torch.dtype) -> list[Tensors]:
         return [
             gradients_of(
-                ours(live[k], old[k].to(dtype)), weights[k : k + 1].to(dtype), *(v[k : k + 1].to(dtype) for v in inputs)
+                ours(mask[k], old[k].to(dtype)), weights[k : k + 1].to(dtype), *(v[k : k + 1].to(dtype) for v in inputs)
             )
             for k in range(3)
         ]
 
-    for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), live, strict=True):
+    for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), mask, strict=True):
         found, true = ((y[:, alive], *rest) for y, *rest in (found, true))
         assert max(errors(found, true)) < 1e-3
 
 
 @pytest.mark.parametrize("rows", [3, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(rows: int, dtype: torch.dtype) -> None:
+def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(examples: int, dtype: torch.dtype) -> None:
     """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
-    x, live = (100 * noise(2, rows, 9, 1, 1)).to(dtype), torch.arange(rows, device="cuda") < 1
+    x, mask = (100 * noise(2, examples, 9, 1, 1)).to(dtype), torch.arange(examples, device="cuda") < 1
     weight, bias, old = (noise(2, 9).float() for _ in range(3))
     bias[:, ::3] = 0
-    y = torch.vmap(lambda x, w, b, o: normalise(x, live, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
+    y = torch.vmap(lambda x, w, b, o: normalise(x, mask, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
     assert torch.equal(y[:, 0, :, 0, 0], bias.to(dtype))
 
 
@@ -163,33 +163,33 @@ def test_pooling_by_the_kernels_is_the_librarys(side: int, size: int, stride: in
 
 
 def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
-    start, by, rate = (
+    start, by, lr = (
         noise(3, 4, 5, 3, 3).float().to(memory_format=torch.channels_last_3d),
         noise(3, 4, 5, 3, 3),
         noise(3),
     )
-    by, rate = by.float(), rate.float()
+    by, lr = by.float(), lr.float()
 
-    def ours(start: Tensor, by: Tensor, rate: Tensor) -> Tensor:
+    def ours(start: Tensor, by: Tensor, lr: Tensor) -> Tensor:
         with stacked_mode():
-            return sgd_step(start, by, rate)
+            return sgd_step(start, by, lr)
 
-    found = gradients_of(ours, by, start, by, rate)
-    true = gradients_of(lambda start, by, rate: start - rate * by, by, start, by, rate)
+    found = gradients_of(ours, by, start, by, lr)
+    true = gradients_of(lambda start, by, lr: start - lr * by, by, start, by, lr)
     assert max(errors(found, tuple(v.double() for v in true))) < 1e-5
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
 @pytest.mark.parametrize(("rows", "width"), [(20, 8), (31, 16), (128, 64), (128, 512)])
-def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(rows: int, width: int, form: str) -> None:
+def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(examples: int, width: int, form: str) -> None:
     torch.manual_seed(0)
-    centres = noise(3, 4, width)[:, torch.arange(rows, device="cuda") % 4]
-    features, live = centres + noise(3, rows, width), torch.ones(3, rows, dtype=torch.bool, device="cuda")
-    live[1, rows // 2 :] = False
-    true = graph.relations(features, live, 0.1, 5, form)
-    products = graph.relations(features.float(), live, 0.1, 5, form)
-    found = torch.vmap(lambda z, live: graph.relations(z, live, 0.1, 5, form, differentiable=False))(
-        features.float(), live
+    centres = noise(3, 4, width)[:, torch.arange(examples, device="cuda") % 4]
+    features, mask = centres + noise(3, examples, width), torch.ones(3, examples, dtype=torch.bool, device="cuda")
+    mask[1, examples // 2 :] = False
+    true = graph.relations(features, mask, 0.1, 5, form)
+    products = graph.relations(features.float(), mask, 0.1, 5, form)
+    found = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 5, form, differentiable=False))(
+        features.float(), mask
     )
     by_products, by_kernels = (
         float((r.weights - true.weights).norm() / true.weights.norm()) for r in (products, found)
@@ -201,16 +201,22 @@ def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(rows: int,
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
 def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> None:
     """Against float64: what float32 loses on the way through the network, both lose."""
-    rows, method = images(1 if model == "convnet" else 3, 28 if model == "convnet" else 32), METHODS["fedavg"].kind()
+    examples, method = (
+        images(1 if model == "convnet" else 3, 28 if model == "convnet" else 32),
+        METHODS["fedavg"].kind(),
+    )
     lost = {}
     for how, precision in (("true", "float64"), ("library", "float32"), ("kernels", "float32")):
         task = make_task(
-            fedrane.Experiment(model=model, precision=precision, device="cuda"), rows.shape, len(rows.classes), None
+            fedrane.Experiment(model=model, precision=precision, device="cuda"),
+            examples.shape,
+            len(examples.classes),
+            None,
         )
         start = task.init()
-        x = Normaliser.of(rows, task.dtype, task.device)(torch.from_numpy(rows.x[:128]).cuda())
-        y, live = torch.from_numpy(rows.y[:128]).cuda(), torch.ones(128, dtype=torch.bool, device="cuda")
-        batch = Batch(x, y, live, torch.tensor(0, device="cuda"), full=how != "kernels")
+        x = Normaliser.of(examples, task.dtype, task.device)(torch.from_numpy(examples.x[:128]).cuda())
+        y, mask = torch.from_numpy(examples.y[:128]).cuda(), torch.ones(128, dtype=torch.bool, device="cuda")
+        batch = Batch(x, y, mask, torch.tensor(0, device="cuda"), full=how != "kernels")
 
         def loss(params: tree.Tensors, task: Any = task, start: Any = start, batch: Batch = batch) -> Tensor:
             found: Tensor = method.objective(task, None, Model(params, start.stats), batch)[0]  # type: ignore[arg-type]
@@ -317,13 +323,13 @@ def test_the_kernels_are_in_use() -> None:
 
 
 def test_augmented_inputs_are_those_of_a_cpu() -> None:
-    how, rows = Augmentation(crop=4, flip=True, mixup=0.5), torch.arange(60).reshape(3, 20) % 7
-    live, keys = torch.arange(60).reshape(3, 20) % 20 < 13, torch.tensor([5, 6, 2**61])
-    x, found = torch.from_numpy(images(rows=7).x), []
+    how, examples = Augmentation(crop=4, flip=True, mixup=0.5), torch.arange(60).reshape(3, 20) % 7
+    mask, keys = torch.arange(60).reshape(3, 20) % 20 < 13, torch.tensor([5, 6, 2**61])
+    x, found = torch.from_numpy(images(examples=7).x), []
     for device in ("cpu", "cuda"):
         augmenter = Augmenter.of(how, torch.device(device), torch.float32)
-        moved = augmenter.move(x.to(device), rows.to(device), keys.to(device))
-        mixed = augmenter.mix(moved.float(), rows.to(device), live.to(device), keys.to(device))
+        moved = augmenter.move(x.to(device), examples.to(device), keys.to(device))
+        mixed = augmenter.mix(moved.float(), examples.to(device), mask.to(device), keys.to(device))
         found.append([part.cpu() for part in (moved, mixed[0], *mixed[1])])
     for host, gpu in zip(*found, strict=True):
         torch.testing.assert_close(host, gpu, rtol=1e-6, atol=1e-6 * float(host.abs().max()))

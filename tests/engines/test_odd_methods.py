@@ -73,10 +73,8 @@ class OwnGradient(Algorithm):
         params = {name: value.detach().requires_grad_() for name, value in work.model.params.items()}
         loss, outcome = self.objective(task, ctx, Model(params, work.model.stats), batch)
         slopes = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
-        rate = ctx.client.rate / (1 + self.lengths(slopes).max())
-        new = {
-            name: (value - rate * slope).detach() for (name, value), slope in zip(params.items(), slopes, strict=True)
-        }
+        lr = ctx.client.lr / (1 + self.lengths(slopes).max())
+        new = {name: (value - lr * slope).detach() for (name, value), slope in zip(params.items(), slopes, strict=True)}
         stats = {name: value.detach() for name, value in outcome.stats.items()}
         sums = {name: work.sums[name] + len(batch.y) * outcome.metrics[name].detach() for name in self.records}
         return work._replace(model=Model(new, stats), sums=sums)
@@ -141,8 +139,8 @@ class Grows(Algorithm):
 
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
-        past = torch.cat([ctx.own.extra["past"], done.metrics["loss"].reshape(1)])
-        return done._replace(own=State(done.own.model, {"past": past}))
+        past = torch.cat([ctx.client_state.extra["past"], done.metrics["loss"].reshape(1)])
+        return done._replace(client_state=State(done.client_state.model, {"past": past}))
 
 
 class NoSteps(Algorithm):
@@ -196,15 +194,15 @@ def test_an_odd_method_ends_alike(kind: type[Algorithm], engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_of_one_row_ends_alike(engine: str, tmp_path: Any) -> None:
     """BatchNorm makes of a single value its bias, 0 at first, whose sign a ReLU sees: it must be 0 in every engine."""
-    rows = conformance.blobs()
-    order = np.random.default_rng(0).permutation(len(rows.y))
+    examples = conformance.blobs()
+    order = np.random.default_rng(0).permutation(len(examples.y))
     cuts = np.cumsum([2, 3, 16])
     save(Partition(tuple(np.sort(piece) for piece in np.split(order, cuts))), tmp_path / "p.npz")
     settings: dict[str, Any] = {"clients": 4, "rounds": 4, "epochs": 2, "batch": 16, "model_head": "head"}
     settings |= {"precision": "float64", "device": "cpu", "norm": "local"}
     chosen = Experiment(**settings, partition=Partitioning(file=str(tmp_path / "p.npz"), test=0.2))
     one, many = (
-        fedrane.run(chosen.replace(engine=name), dataset=rows, model=conformance.network(True))
+        fedrane.run(chosen.replace(engine=name), dataset=examples, model=conformance.network(True))
         for name in ("sequential", engine)
     )
     close(conformance.states(one), conformance.states(many), 1e-12)
@@ -258,16 +256,16 @@ def test_a_network_that_is_no_function_is_refused(network: type[nn.Module], told
 
 @pytest.mark.parametrize("engine", ["sequential", *ENGINES])
 def test_a_network_knows_whether_it_trains(engine: str) -> None:
-    answering = trained(Doubles, engine=engine)
-    params = answering.server.model.params
+    evaluating = trained(Doubles, engine=engine)
+    params = evaluating.server.model.params
     x = torch.from_numpy(conformance.blobs().x_test).float()
     body = {name.removeprefix("body."): value for name, value in params.items() if name.startswith("body.")}
     head = {name.removeprefix("head."): value for name, value in params.items() if name.startswith("head.")}
     shifted = x + torch.linspace(-1, 1, 6)
     hidden = torch.relu(F.linear(shifted, body["first.weight"], body["first.bias"]))
     accuracy = (F.linear(hidden, head["weight"], head["bias"]).argmax(1).numpy() == conformance.blobs().y_test).mean()
-    assert answering.history[-1]["global/accuracy"] == pytest.approx(accuracy)
-    assert torch.allclose(answering.model(x), F.linear(hidden, head["weight"], head["bias"]), atol=1e-6)
+    assert evaluating.history[-1]["global/accuracy"] == pytest.approx(accuracy)
+    assert torch.allclose(evaluating.model(x), F.linear(hidden, head["weight"], head["bias"]), atol=1e-6)
 
 
 def test_a_network_s_constants_are_as_short_as_its_numbers() -> None:
@@ -300,7 +298,7 @@ class KeepsAView(Algorithm):
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
         whole = torch.arange(6, dtype=task.dtype).reshape(2, 3)
-        return done._replace(own=State(done.own.model, {"whole": whole, "part": whole[0]}))
+        return done._replace(client_state=State(done.client_state.model, {"whole": whole, "part": whole[0]}))
 
 
 @pytest.mark.parametrize("kind", [TellsMuch, KeepsAView])

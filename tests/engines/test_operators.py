@@ -77,7 +77,7 @@ def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: 
         ("convnet", {"precision": "bf16"}),
         ("mlp", {"momentum": 0.9, "weight_decay": 0.01, "clip": 1.0, "precision": "float64"}),
         ("convnet", {"augment": {"crop": 2, "flip": True, "mixup": 1.0}}),
-        ("mlp", {"participation": 0.5, "dropout": 0.3, "rounds": 2}),
+        ("mlp", {"participation": 0.5, "client_dropout": 0.3, "rounds": 2}),
     ],
     ids=str,
 )
@@ -225,7 +225,7 @@ def test_an_unknown_operator_is_done_plainly_and_reported_once(engine: str) -> N
     close(conformance.states(one), conformance.states(many), 1e-12)
     method, fed = many.algorithm, many.federation
     server, used = method.init(fed.task, fed.roster), make(engine, method, fed)
-    said = [used.train_round(server, {}, [0, 1], round, 0.1, 2).say for round in (1, 2)]
+    said = [used.train_round(server, {}, [0, 1], round, 0.1, 2).messages for round in (1, 2)]
     [message] = said[0]
     assert "fedrane_tests::doubled is not known to repeat correctly" in message
     assert not said[1]

@@ -35,7 +35,13 @@ def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, 
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str) -> None:
     entry = METHODS[name]
     one, many = both(
-        entry.kind(**entry.preset), norm=norm, rounds=3, participation=0.6, dropout=0.2, momentum=0.5, weight_decay=0.01
+        entry.kind(**entry.preset),
+        norm=norm,
+        rounds=3,
+        participation=0.6,
+        client_dropout=0.2,
+        momentum=0.5,
+        weight_decay=0.01,
     )
     close(conformance.states(one), conformance.states(many), 1e-12)
     for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
@@ -66,13 +72,13 @@ def test_networks_of_convolutions(norm: str, side: int) -> None:
     numbers = np.random.Generator(np.random.Philox(5))
     y = np.arange(90) % 3
     x = numbers.integers(0, 255, (90, 2, side, side)).astype(np.uint8)
-    rows = Dataset("noise", x[:70], y[:70], x[70:], y[70:], tuple("abc"), (0.5, 0.5), (0.25, 0.25))
+    examples = Dataset("noise", x[:70], y[:70], x[70:], y[70:], tuple("abc"), (0.5, 0.5), (0.25, 0.25))
     settings: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 2, "batch": 8, "model_head": "head", "norm": norm}
     settings |= {"precision": "float64", "device": "cpu", "weight_decay": 0.01}
     runs = []
     for engine in ("sequential", "stacked"):
         experiment = Experiment(method="fedrane-wo-lra", engine=engine, **settings)
-        runs.append(fedrane.run(experiment, dataset=rows, model=lambda shape, classes: Images()))
+        runs.append(fedrane.run(experiment, dataset=examples, model=lambda shape, classes: Images()))
     close(conformance.states(runs[0]), conformance.states(runs[1]), 1e-12)
     assert runs[0].history[-1]["personal/loss"] == pytest.approx(runs[1].history[-1]["personal/loss"], abs=1e-9)
 
@@ -170,7 +176,7 @@ class HandsOn(fedrane.Algorithm):
 
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
-        return done._replace(own=done.own._replace(extra=work.extra))
+        return done._replace(client_state=done.client_state._replace(extra=work.extra))
 
 
 def test_a_value_handed_on_is_the_old_one() -> None:
@@ -203,8 +209,8 @@ def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
     reference = make("sequential", method, fed).train_round(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats
     for engine in ("stacked", "threaded"):
         close(make(engine, method, fed).train_round(server, {}, [0, 1, 2], 1, 0.0, 60).ups.model.stats, reference)
-    for k, rows in enumerate(clients[:2]):
-        x = torch.from_numpy(data.x[rows]).double()
+    for k, examples in enumerate(clients[:2]):
+        x = torch.from_numpy(data.x[examples]).double()
         torch.testing.assert_close(reference["body.0.running_mean"][k], x.mean(0), rtol=0, atol=0.1)
         torch.testing.assert_close(reference["body.0.running_var"][k], x.var(0), rtol=0.1, atol=0)
     same_bytes(tree.row(reference, 2), first)

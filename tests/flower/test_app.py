@@ -86,9 +86,9 @@ def same_as_local(federation: Federation, out: Path) -> None:
                 assert a[key] == pytest.approx(b[key], rel=1e-12)
             else:
                 assert a[key] == b[key], key
-    for k in local.owns:  # one that was never sampled has trained for itself at the end
+    for k in local.client_states:  # one that was never sampled has trained for itself at the end
         held = federation.personal(k)
-        for kind in local.algorithm.answers_on(local.task):
+        for kind in local.algorithm.models_on(local.task):
             expected = local.model if kind == "global" else local.personal(k)
             same_bytes(dict(held[kind].state_dict()), dict(expected.state_dict()))
 
@@ -245,8 +245,8 @@ def test_all_clients_are_waited_for(tmp_path: Path) -> None:
 
 def late_client(federation: Federation, folder: Path) -> dict[str, Any]:
     """A client that is not of the roster, with rows of its own."""
-    rows = data.load("digits")
-    np.savez(folder / "late.npz", x=rows.x_test[:100], y=rows.y_test[:100])
+    examples = data.load("digits")
+    np.savez(folder / "late.npz", x=examples.x_test[:100], y=examples.y_test[:100])
     return {"partition-id": 9, "data": str(folder / "late.npz"), "folder": str(folder / "clients" / "9")}
 
 
@@ -317,8 +317,8 @@ def test_one_that_joins_after_the_end_gets_the_model(tmp_path: Path) -> None:
 def test_predictions_at_the_client(tmp_path: Path) -> None:
     federation = Federation(tmp_path, method="fedrane", rounds=1, participation=1.0)
     out = federation.serve()
-    folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
-    done = CliRunner().invoke(command, ["flower", "predict", folder, rows])
+    folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
+    done = CliRunner().invoke(command, ["flower", "predict", folder, examples])
     assert done.exit_code == 0, done.output
     assert {"input", "class", "score"} == set(json.loads(done.output.splitlines()[0]))
     with pytest.raises(ConfigError, match="with their clients"):
@@ -335,8 +335,8 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     file.write_text(OWN.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
     federation.serve()
-    folder, rows = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
-    ask = ["flower", "predict", folder, rows]
+    folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
+    ask = ["flower", "predict", folder, examples]
     monkeypatch.setattr(user_code, "_named", set())
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
@@ -457,7 +457,7 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
     lines, _ = gather([out])
     run = lines[0].first
     assert not run.knows_classes
-    assert run.labels[:, 0].tolist() == [len(rows) for rows in federation.local.federation.split.train]
+    assert run.labels[:, 0].tolist() == [len(examples) for examples in federation.local.federation.split.train]
     written = report.write([out], tmp_path / "page.html", figures=tmp_path / "figures", samples=0)
     assert "does not leave the clients" in written.read_text(encoding="utf-8")
     assert {"accuracy.png", "clients.png", "partition.png"} <= {path.name for path in (tmp_path / "figures").iterdir()}

@@ -17,8 +17,10 @@ KEY = "ab" * 8
 
 
 def saved(value: float) -> SavedState:
-    own = State(Model({"b": torch.full((2, 2), value), "a": torch.full((3,), value)}, {}), {"control": {}, "n": {}})
-    return SavedState(own, {"head.weight": torch.full((2,), -value)})
+    client_state = State(
+        Model({"b": torch.full((2, 2), value), "a": torch.full((3,), value)}, {}), {"control": {}, "n": {}}
+    )
+    return SavedState(client_state, {"head.weight": torch.full((2,), -value)})
 
 
 def store(folder: Path, state: RecordDict | None = None) -> ClientStateStore:
@@ -31,9 +33,9 @@ def test_a_copy_comes_back_to_the_last_bit_from_either_place(tmp_path: Path) -> 
     for place in (store(tmp_path), store(tmp_path / "elsewhere", context)):
         found = place.committed(3, 3)
         assert found is not None
-        same_bytes(found.own, saved(1.5).own)
+        same_bytes(found.client_state, saved(1.5).client_state)
         same_bytes(found.constant, saved(1.5).constant)
-        assert list(found.own.model.params) == ["b", "a"]
+        assert list(found.client_state.model.params) == ["b", "a"]
 
 
 def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> N
     here.put(2, saved(2))  # pending: the server never confirms that it has aggregated it
     found = here.committed(1, 1)
     assert found is not None
-    same_bytes(found.own, saved(1).own)
+    same_bytes(found.client_state, saved(1).client_state)
     with pytest.raises(MessageError, match="round 2 is lost"):
         here.committed(2, 2)
 
@@ -57,7 +59,7 @@ def test_a_server_that_goes_back_finds_the_older_state(tmp_path: Path) -> None:
     for back in (8, 7, 6, 5):
         found = here.committed(back, 5)
         assert found is not None
-        same_bytes(found.own, saved(back).own)
+        same_bytes(found.client_state, saved(back).client_state)
     assert [path.name for path in (tmp_path / KEY).glob("round-*")] == ["round-000005.safetensors"]
 
 

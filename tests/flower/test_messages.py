@@ -25,8 +25,8 @@ from problems import EVERY_METHOD
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
 
-def owns(result: Any) -> dict[str, Any]:
-    return {str(k): own for k, own in sorted(result.owns.items())}
+def client_states(result: Any) -> dict[str, Any]:
+    return {str(k): client_state for k, client_state in sorted(result.client_states.items())}
 
 
 class Listener(Callback):
@@ -70,8 +70,10 @@ def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path
 
 def bytes_on_the_page() -> dict[str, list[int]]:
     """The table of docs/deploy.md: each method's bytes down for the first time, down later, and up."""
-    rows = re.findall(r"^\| ([a-z, -]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text("utf-8"), re.M)
-    return {name: [int(n.replace(",", "")) for n in numbers] for names, *numbers in rows for name in names.split(", ")}
+    examples = re.findall(r"^\| ([a-z, -]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text("utf-8"), re.M)
+    return {
+        name: [int(n.replace(",", "")) for n in numbers] for names, *numbers in examples for name in names.split(", ")
+    }
 
 
 def test_the_page_s_bytes_are_of_all_methods() -> None:
@@ -129,12 +131,15 @@ def test_a_lost_upload_leaves_the_controls_summed_up(tmp_path: Path, brief: None
     assert lost == [[], [0, 1, 4], [0, 1, 4], [], [], []]
     assert "no reply" in result.history[1]["refused"]["0"]
     control = result.server.extra["control"]
-    mean = {name: sum(own.extra["control"][name] for own in result.owns.values()) / 6 for name in control}
+    mean = {
+        name: sum(client_state.extra["control"][name] for client_state in result.client_states.values()) / 6
+        for name in control
+    }
     close(mean, control, 1e-13)
 
 
 def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> None:
-    local = fedrane.run(small(method="scaffold", dropout=0.4, participation=1.0))
+    local = fedrane.run(small(method="scaffold", client_dropout=0.4, participation=1.0))
     gone = {(record["round"], k) for record in local.history for k in record["lost"]}
     assert gone
 
@@ -145,7 +150,7 @@ def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> N
     with looped(tmp_path, up=up):
         result = fedrane.run(small(method="scaffold", engine="flower", participation=1.0))
     same_bytes(result.server, local.server)
-    same_bytes(owns(result), owns(local))
+    same_bytes(client_states(result), client_states(local))
     assert [r["lost"] for r in result.history] == [r["lost"] for r in local.history]
 
 
@@ -161,7 +166,7 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(
         resumed = fedrane.resume(out)
     whole = fedrane.run(experiment.replace(engine="sequential"))
     same_bytes(resumed.server, whole.server)
-    same_bytes(owns(resumed), owns(whole))
+    same_bytes(client_states(resumed), client_states(whole))
 
 
 def test_a_repeated_round_asks_only_those_who_are_missing(
@@ -243,7 +248,7 @@ def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, 
     assert any("client 2 is left out" in text for text in listener.heard)
 
     same_bytes(result.server, lost_once.server)
-    same_bytes(owns(result), owns(lost_once))
+    same_bytes(client_states(result), client_states(lost_once))
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +312,7 @@ def test_a_node_that_comes_back_under_another_name_keeps_its_state(tmp_path: Pat
     with looped(tmp_path, down=down) as loop:
         nodes["grid"] = loop.grid
         result = fedrane.run(experiment.replace(engine="flower"))
-    same_bytes(owns(result), owns(fedrane.run(experiment)))
+    same_bytes(client_states(result), client_states(fedrane.run(experiment)))
 
 
 def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
@@ -350,7 +355,7 @@ def test_what_was_sent_once_is_sent_again_to_one_that_has_lost_it(tmp_path: Path
     assert any("missing_constants" in m.content.config_records for m in trained(loop.grid.seen))
     whole = fedrane.run(experiment)
     same_bytes(resumed.server, whole.server)
-    same_bytes(owns(resumed), owns(whole))
+    same_bytes(client_states(resumed), client_states(whole))
     assert untimed(resumed.history)[-1]["global/accuracy"] == untimed(whole.history)[-1]["global/accuracy"]
 
 

@@ -45,7 +45,10 @@ def ray() -> Iterator[None]:
 
 
 def everything(result: fedrane.Result) -> dict[str, Any]:
-    return {"server": result.server, "owns": {str(k): own for k, own in sorted(result.owns.items())}}
+    return {
+        "server": result.server,
+        "client_states": {str(k): client_state for k, client_state in sorted(result.client_states.items())},
+    }
 
 
 def a_method_ends_as_it_does_locally(name: str) -> None:
@@ -58,7 +61,7 @@ def a_method_ends_as_it_does_locally(name: str) -> None:
 
 def a_run_can_be_stopped_and_resumed(tmp_path: Path) -> None:
     """The folder is that of a local run, but for the engine's name."""
-    experiment = small(method="fedper", engine="flower", dropout=0.2)
+    experiment = small(method="fedper", engine="flower", client_dropout=0.2)
     rounds = iter(range(1, 99))
     stopped = fedrane.run(experiment, tmp_path / "stopped", stop=lambda: next(rounds) == 2)
     assert not stopped.finished

@@ -112,21 +112,21 @@ def test_normalisation(
 ) -> None:
     """By one kernel, and by three."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
-    live = torch.arange(rows) < torch.tensor([[rows], [rows - 2]])
-    weights = noise(2, rows, 20, side, side, seed=1) * live[:, :, None, None, None]
+    mask = torch.arange(rows) < torch.tensor([[rows], [rows - 2]])
+    weights = noise(2, rows, 20, side, side, seed=1) * mask[:, :, None, None, None]
     inputs = 3 + 2 * noise(2, rows, 20, side, side), noise(2, 20), noise(2, 20)
     old = noise(2, 2, 20).abs()
 
     def both(dtype: torch.dtype) -> Tensors:
-        def one(live: Tensor, old: Tensor, weights: Tensor, *inputs: Tensor) -> Tensors:
+        def one(mask: Tensor, old: Tensor, weights: Tensor, *inputs: Tensor) -> Tensors:
             def total(*inputs: Tensor) -> tuple[Tensor, Tensors]:
-                y, new = normalise(inputs[0], live, *inputs[1:], old, 1e-5, 0.1)
-                return (y * weights).sum(), (y * live[:, None, None, None], new)
+                y, new = normalise(inputs[0], mask, *inputs[1:], old, 1e-5, 0.1)
+                return (y * weights).sum(), (y * mask[:, None, None, None], new)
 
             gradients, found = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
             return (*found, *gradients)
 
-        return torch.vmap(one)(live, old.to(dtype), weights.to(dtype), *(v.to(dtype) for v in inputs))
+        return torch.vmap(one)(mask, old.to(dtype), weights.to(dtype), *(v.to(dtype) for v in inputs))
 
     near(both(torch.float32), both(torch.float64))
 
@@ -137,10 +137,10 @@ def test_a_single_value_is_normalised_to_the_bias(
 ) -> None:
     """To the last bit: a ReLU sees the sign."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
-    x, live = 100 * noise(2, 4, 9, 1, 1).float(), torch.arange(4) < 1
+    x, mask = 100 * noise(2, 4, 9, 1, 1).float(), torch.arange(4) < 1
     weight, bias, old = (noise(2, 9, seed=n).float() for n in range(3))
     bias[:, ::3] = 0
-    y = torch.vmap(lambda x, w, b, o: normalise(x, live, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
+    y = torch.vmap(lambda x, w, b, o: normalise(x, mask, w, b, torch.stack([o, o]), 1e-5, 0.1)[0])(x, weight, bias, old)
     assert torch.equal(y[:, 0, :, 0, 0], bias)
 
 
@@ -151,11 +151,11 @@ def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
 ) -> None:
     """Also where a dead row holds what is no number; beside it a client with a variance, whose statistics move."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
-    x, live = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[rows], [3]])
+    x, mask = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[rows], [3]])
     x[0, rows:] = torch.nan
     weight, bias = (noise(2, 9, seed=n).float() for n in range(2))
     old = noise(2, 2, 9, seed=2).float().abs()
-    new = torch.vmap(lambda *given: normalise(*given, 1e-5, 0.1)[1])(x, live, weight, bias, old)
+    new = torch.vmap(lambda *given: normalise(*given, 1e-5, 0.1)[1])(x, mask, weight, bias, old)
     assert torch.equal(new[0], old[0])
     values = x[1, :3, :, 0, 0].double()
     fresh = torch.stack([values.mean(0), values.var(0)])
@@ -182,21 +182,21 @@ def test_pooling(side: int, size: int, stride: int, padding: int) -> None:
 @pytest.mark.parametrize("turned", [0, 1, 2])
 def test_an_sgd_step(turned: int) -> None:
     """Of tensors that lie one way, or two, or both turned."""
-    start, by, rate = noise(3, 4, 5, 3, 3), noise(3, 4, 5, 3, 3, seed=1), noise(3, seed=2)
+    start, by, lr = noise(3, 4, 5, 3, 3), noise(3, 4, 5, 3, 3, seed=1), noise(3, seed=2)
     start, by = (v.to(memory_format=torch.channels_last_3d) if n < turned else v for n, v in enumerate((start, by)))
     with stacked_mode():
-        found = gradients_of(sgd_step, by.float(), start.float(), by.float(), rate.float())
-    near(found, gradients_of(lambda start, by, rate: start - rate * by, by, start, by, rate))
+        found = gradients_of(sgd_step, by.float(), start.float(), by.float(), lr.float())
+    near(found, gradients_of(lambda start, by, lr: start - lr * by, by, start, by, lr))
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
 def test_relations(form: str) -> None:
     centres = noise(2, 4, 6)[:, torch.arange(17) % 4]
-    features, live = centres + noise(2, 17, 6, seed=1), torch.ones(2, 17, dtype=torch.bool)
-    live[1, 11:] = False
-    true = graph.relations(features, live, 0.1, 3, form)
-    found = torch.vmap(lambda z, live: graph.relations(z, live, 0.1, 3, form, differentiable=False))(
-        features.float(), live
+    features, mask = centres + noise(2, 17, 6, seed=1), torch.ones(2, 17, dtype=torch.bool)
+    mask[1, 11:] = False
+    true = graph.relations(features, mask, 0.1, 3, form)
+    found = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 3, form, differentiable=False))(
+        features.float(), mask
     )
     near((found.weights,), (true.weights,), 5e-4)
     assert torch.allclose(found.change.double(), true.change, atol=1e-3)

@@ -30,14 +30,14 @@ def test_every_method_keeps_every_law(name: str, law: Any) -> None:
 def test_statistics_are_averaged_by_rows(name: str) -> None:
     """BatchNorm's running statistics of all clients are averaged by examples, for any aggregation of parameters."""
     method = METHODS[name].kind(**METHODS[name].preset)
-    bench = conformance.Bench(conformance.trained(method, finale=False, rounds=1), method)
+    bench = conformance.Bench(conformance.trained(method, post_training=False, rounds=1), method)
     server = bench.result.server
-    sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 3], 2, 0.1, 1)
+    sent = bench.engine.train_round(server, bench.result.client_states, [0, 1, 3], 2, 0.1, 1)
     after, _ = method.aggregate(bench.result.task, server, sent.ups, sent.cohort)
     ratio = sent.cohort.size.double() / sent.cohort.size.sum()
-    for path, rows in sent.ups.model.stats.items():
-        assert not torch.equal(rows[0], rows[1]), "nothing to average"
-        torch.testing.assert_close(after.model.stats[path], ratio @ rows, rtol=1e-10, atol=1e-12)
+    for path, examples in sent.ups.model.stats.items():
+        assert not torch.equal(examples[0], examples[1]), "nothing to average"
+        torch.testing.assert_close(after.model.stats[path], ratio @ examples, rtol=1e-10, atol=1e-12)
 
 
 class Global(Algorithm):
@@ -64,7 +64,7 @@ class FirstWins(Algorithm):
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         averaged, record = super().aggregate(task, server, ups, cohort)
-        first = {name: rows[0] for name, rows in ups.model.stats.items()}
+        first = {name: examples[0] for name, examples in ups.model.stats.items()}
         return averaged._replace(model=Model(averaged.model.params, first)), record
 
 
@@ -130,37 +130,37 @@ class Reads(Algorithm):
         return loss, outcome
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        self._look("finish", work.rows[None])
+        self._look("finish", work.examples[None])
         return super().finish(task, ctx, work)
 
-    def predict(self, task: Task, model: Model, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    def predict(self, task: Task, model: Model, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         self._look("predict", x)
-        return super().predict(task, model, x, live)
+        return super().predict(task, model, x, mask)
 
 
 class Forgetful(Algorithm):
     """Keeps something that a checkpoint cannot store."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def shares(self, name: str) -> bool:
         return name.startswith("body")
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(own=done.own._replace(extra={"a/b": torch.zeros(1)}))
+        return done._replace(client_state=done.client_state._replace(extra={"a/b": torch.zeros(1)}))
 
 
 class Meddler(Algorithm):
     """Changes the client state before the server has aggregated anything."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def shares(self, name: str) -> bool:
         return False
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        for value in ctx.own.model.params.values():
+        for value in ctx.client_state.model.params.values():
             value.add_(1.0)
         return super().finish(task, ctx, work)
 
@@ -180,7 +180,7 @@ class Shortens(Algorithm):
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        short = State(done.up.model if self.where == "up" else done.own.model, {"sum": torch.zeros(3)})
+        short = State(done.up.model if self.where == "up" else done.client_state.model, {"sum": torch.zeros(3)})
         return done._replace(**{self.where: short})
 
 
@@ -211,7 +211,7 @@ class Divides(Algorithm):
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(own=State(tree.scale(work.model, float("nan")), {}))
+        return done._replace(client_state=State(tree.scale(work.model, float("nan")), {}))
 
 
 class CountsDead(Algorithm):
@@ -219,14 +219,14 @@ class CountsDead(Algorithm):
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[torch.Tensor, Outcome]:
         net = task.training(model, batch)
-        loss = cross_entropy(net.head(net.body(batch.x)), batch) * batch.live.sum() / len(batch.live)
+        loss = cross_entropy(net.head(net.body(batch.x)), batch) * batch.mask.sum() / len(batch.mask)
         return loss, Outcome(net.stats, {"loss": loss})
 
 
 class Leaks(Algorithm):
     """Declares that the head is not shared, and sends it."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def shares(self, name: str) -> bool:
         return name.startswith("body")
@@ -238,8 +238,8 @@ class Leaks(Algorithm):
 class BatchWise(Algorithm):
     """Its prediction depends on the batch."""
 
-    def predict(self, task: Task, model: Model, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-        return super().predict(task, model, x - x.mean(0), live)
+    def predict(self, task: Task, model: Model, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().predict(task, model, x - x.mean(0), mask)
 
 
 @dataclass(frozen=True)
@@ -351,14 +351,16 @@ class Median(Algorithm):
     """Yin et al. 2018: the median of each coordinate; normalisation statistics stay unchanged."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        return State(Model(tree.map(lambda rows: rows.median(0).values, ups.model.params), server.model.stats), {}), {}
+        return State(
+            Model(tree.map(lambda examples: examples.median(0).values, ups.model.params), server.model.stats), {}
+        ), {}
 
 
 class Trimmed(Algorithm):
     """The mean of each coordinate without its largest and its smallest value."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        return State(tree.map(lambda rows: rows.sort(0).values[1:-1].mean(0), ups.model), {}), {}
+        return State(tree.map(lambda examples: examples.sort(0).values[1:-1].mean(0), ups.model), {}), {}
 
 
 class Still(Algorithm):
@@ -439,14 +441,14 @@ class Closing(Algorithm):
     def trains(self, name: str) -> bool:
         return not name.startswith("head.")
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ((FINALES | ALLOWED)[self.last](),)
 
 
 class Thaws(Closing):
     """Decays a head that it declares as frozen."""
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ()
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
@@ -457,25 +459,25 @@ class Thaws(Closing):
 class Melts(Closing):
     """Changes its clients' heads, which it declares as frozen."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ()
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(own=State(tree.scale(work.model, 0.9), {}))
+        return done._replace(client_state=State(tree.scale(work.model, 0.9), {}))
 
 
 class Tunes(Closing):
     """A post-training stage may train what the rounds before it froze."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def trains(self, name: str) -> bool:
         return name.startswith("head.")
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ()
 
 

@@ -46,12 +46,15 @@ def of_server(result: Result) -> Model:
 
 def of_clients(result: Result) -> dict[str, Model]:
     """The models that the clients keep."""
-    return {str(k): _common(own.model) for k, own in result.owns.items()}
+    return {str(k): _common(client_state.model) for k, client_state in result.client_states.items()}
 
 
 def of_layers(result: Result) -> dict[str, Model]:
     """The part of the averaged model that the clients keep."""
-    kept = {k: Model(**own.extra["global"]) if "global" in own.extra else own.model for k, own in result.owns.items()}
+    kept = {
+        k: Model(**client_state.extra["global"]) if "global" in client_state.extra else client_state.model
+        for k, client_state in result.client_states.items()
+    }
     return {str(k): _common(model) for k, model in kept.items()}
 
 
@@ -84,7 +87,7 @@ def test_a_method_reduced_is_the_other_bit_for_bit(name: str, norm: str) -> None
         methods = [make() for make in (special, plain)]
     settings: dict[str, Any] = {"norm": norm, "rounds": 4, "weight_decay": 0.01}
     if plain is not Local:  # a late client starts from the current server model, which Local never changes
-        settings |= {"participation": 0.6, "dropout": 0.2}
-    runs = [conformance.trained(method, finale=False, momentum=0.5, **settings) for method in methods]
+        settings |= {"participation": 0.6, "client_dropout": 0.2}
+    runs = [conformance.trained(method, post_training=False, momentum=0.5, **settings) for method in methods]
     for read in reads:
         same_bytes(*map(read, runs))

@@ -28,23 +28,23 @@ def test_the_personal_model_in_closed_form(strength: float, monkeypatch: pytest.
     for k in range(3):
         matrix = problem.curvatures[k] + strength * torch.eye(4, dtype=DOUBLE)
         expected = torch.linalg.solve(matrix, problem.curvatures[k] @ problem.centres[k] + strength * sent_down)
-        torch.testing.assert_close(problem.point(sent.owns[k].model.params), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(problem.point(sent.client_states[k].model.params), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the v_k that was kept, towards the w that was sent, when all three models differ."""
     problem = Quadratics(monkeypatch)
-    method, fed, rate = Ditto(0.8, personal_steps=steps), problem.federation, 0.1
+    method, fed, lr = Ditto(0.8, personal_steps=steps), problem.federation, 0.1
     server = method.init(fed.task, fed.roster)
     nothing: dict[str, Tensor] = {}
     kept = State(tree.map(lambda p: p + 1.5, server.model), {"global": Model(nothing, nothing)._asdict()})
-    sent = Sequential(method, fed).train_round(server, {1: kept}, [1], 1, rate, 1)
+    sent = Sequential(method, fed).train_round(server, {1: kept}, [1], 1, lr, 1)
     own, origin = problem.point(kept.model.params), problem.point(server.model.params)
     for _ in range(steps):
         gradient = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)
-        own = own - rate * gradient
-    torch.testing.assert_close(problem.point(sent.owns[1].model.params), own, rtol=1e-12, atol=1e-12)
+        own = own - lr * gradient
+    torch.testing.assert_close(problem.point(sent.client_states[1].model.params), own, rtol=1e-12, atol=1e-12)
 
 
 def test_the_global_model_is_fedavgs() -> None:
@@ -69,5 +69,5 @@ def test_without_its_pull_it_is_said_to_be_local_training() -> None:
     with pytest.warns(UserWarning, match="local training"):
         method = Ditto(strength=0.0)
     pulled, alone = (conformance.trained(m, momentum=0.5) for m in (method, Local()))
-    same_bytes(pulled.owns[1].model, alone.owns[1].model)
-    assert alone.owns[1].model.stats
+    same_bytes(pulled.client_states[1].model, alone.client_states[1].model)
+    assert alone.client_states[1].model.stats

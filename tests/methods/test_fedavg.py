@@ -20,10 +20,10 @@ from problems import DOUBLE, dense, federation, table
 
 
 def one_round(
-    fed: Federation, server: State, round: int, rate: float, epochs: int = 1, order: list[int] | None = None
+    fed: Federation, server: State, round: int, lr: float, epochs: int = 1, order: list[int] | None = None
 ) -> State:
     engine = Sequential(FedAvg(), fed)
-    sent = engine.train_round(server, {}, order or list(range(fed.population)), round, rate, epochs)
+    sent = engine.train_round(server, {}, order or list(range(fed.population)), round, lr, epochs)
     return FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)[0]
 
 
@@ -76,8 +76,8 @@ def test_one_client_is_plain_sgd(sgd: SGD) -> None:
         server = one_round(fed, server, round, 0.1, epochs=2)
         optimiser = torch.optim.SGD(module.parameters(), 0.1, sgd.momentum, weight_decay=sgd.weight_decay)
         plan = fed.batches(round, [0], 2)[0]
-        for rows, live in zip(plan.rows, plan.live, strict=True):
-            x, y = fed.train.take(fed.split.train[0][rows[live]])
+        for examples, mask in zip(plan.examples, plan.mask, strict=True):
+            x, y = fed.train.take(fed.split.train[0][examples[mask]])
             optimiser.zero_grad()
             F.cross_entropy(module(x), y).backward()
             if sgd.clip:
@@ -134,21 +134,21 @@ def test_the_order_of_clients_is_irrelevant() -> None:
     same_bytes(one_round(fed, server, 1, 0.1, 2, [0, 1, 2]), one_round(fed, server, 1, 0.1, 2, [2, 0, 1]))
 
 
-def merged(base: Tensor, rows: Tensor, sizes: list[int]) -> Tensor:
+def merged(base: Tensor, examples: Tensor, sizes: list[int]) -> Tensor:
     server = State(Model({"w": base}, {}), {})
     size = torch.tensor(sizes)
     cohort = Client(torch.arange(len(sizes)), size, None, size, size, size.double(), len(sizes))
     fed = federation(table(9), [[0], [1]])
-    return FedAvg().aggregate(fed.task, server, State(Model({"w": rows}, {}), {}), cohort)[0].model.params["w"]
+    return FedAvg().aggregate(fed.task, server, State(Model({"w": examples}, {}), {}), cohort)[0].model.params["w"]
 
 
 def test_a_client_of_weight_zero_changes_nothing() -> None:
     """Not even with NaN in its upload."""
-    base, rows = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
-    expected = merged(base, rows[:2], [5, 7])
-    rows[2] = float("nan")
-    same_bytes({"w": merged(base, rows, [5, 7, 0])}, {"w": expected})
-    same_bytes({"w": merged(base, rows[2:], [0])}, {"w": base})
+    base, examples = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
+    expected = merged(base, examples[:2], [5, 7])
+    examples[2] = float("nan")
+    same_bytes({"w": merged(base, examples, [5, 7, 0])}, {"w": expected})
+    same_bytes({"w": merged(base, examples[2:], [0])}, {"w": base})
 
 
 @settings(max_examples=50, deadline=None)
@@ -165,9 +165,9 @@ def test_uploads_equal_to_the_model_leave_it(sizes: list[int], seed: int, dtype:
 
 def test_the_mean_is_weighted_by_samples() -> None:
     """Against the explicit formula."""
-    base, rows = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
-    expected = (1 * rows[0] + 2 * rows[1] + 7 * rows[2]) / 10
-    close({"w": merged(base, rows, [1, 2, 7])}, {"w": expected}, 1e-14)
+    base, examples = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
+    expected = (1 * examples[0] + 2 * examples[1] + 7 * examples[2]) / 10
+    close({"w": merged(base, examples, [1, 2, 7])}, {"w": expected}, 1e-14)
 
 
 def test_statistics_are_averaged_by_samples() -> None:
@@ -176,8 +176,8 @@ def test_statistics_are_averaged_by_samples() -> None:
     server = first(fed)
     sent = Sequential(FedAvg(), fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after = FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)[0].model.stats
-    for name, rows in sent.ups.model.stats.items():
-        close({name: after[name]}, {name: 0.25 * rows[0] + 0.75 * rows[1]})
+    for name, examples in sent.ups.model.stats.items():
+        close({name: after[name]}, {name: 0.25 * examples[0] + 0.75 * examples[1]})
     assert len(after) == len(sent.ups.model.stats) == 2
 
 
@@ -200,9 +200,9 @@ def test_a_padded_last_batch_trains_as_if_it_were_not() -> None:
 
 def masked_batches(fed: Federation, client: int, round: int, epochs: int) -> list[Batch]:
     plan = fed.batches(round, [client], epochs)[client]
-    assert not plan.live.all()
+    assert not plan.mask.all()
     batches = []
-    for rows, live, key in zip(plan.rows, plan.live, plan.keys, strict=True):
-        x, y = fed.train.take(fed.split.train[client][rows])
-        batches.append(Batch(x, y, torch.from_numpy(live), torch.tensor(key)))
+    for examples, mask, key in zip(plan.examples, plan.mask, plan.keys, strict=True):
+        x, y = fed.train.take(fed.split.train[client][examples])
+        batches.append(Batch(x, y, torch.from_numpy(mask), torch.tensor(key)))
     return batches

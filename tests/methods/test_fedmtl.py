@@ -55,7 +55,7 @@ def test_the_local_gradient_is_that_of_the_joint_penalty() -> None:
     for k in range(3):
         ctx = Sequential(method, fed).context(server, None, fed.client(k, 2, 0.1, 1))
         batch = next(Sequential(method, fed).batches(k, 2, 1))
-        here = ctx.own.model.params
+        here = ctx.client_state.model.params
 
         def loss(p: dict[str, Tensor], algorithm: FedMTL | FedAvg, ctx: Context = ctx) -> Tensor:
             return algorithm.objective(fed.task, ctx, Model(p, {}), batch)[0]  # noqa: B023 - called at once
@@ -108,14 +108,14 @@ def two_clusters(monkeypatch: pytest.MonkeyPatch, method: FedMTL) -> tuple[float
     problem.curvatures[:] = torch.eye(4, dtype=DOUBLE)
     near = 0.5 * problem.centres
     problem.centres[:] = near + torch.tensor([[3.0, 0, 0, 0]] * 3 + [[0, -3.0, 0, 0]] * 3, dtype=DOUBLE)
-    fed, owns = problem.federation, dict[int, State]()
+    fed, client_states = problem.federation, dict[int, State]()
     server = method.init(fed.task, fed.roster)
     for round in range(1, 21):
         sent = Sequential(method, fed).train_round(
-            server, owns, [k for k in range(6) if (k + round) % 4], round, 0.3, 8
+            server, client_states, [k for k in range(6) if (k + round) % 4], round, 0.3, 8
         )
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-        owns |= sent.owns
+        client_states |= sent.client_states
     points = torch.stack([problem.point(tree.row(server.extra["rows"], k)) for k in range(6)])
     apart = torch.cdist(points, points)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
@@ -133,23 +133,23 @@ def test_related_clients_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_its_pull_it_is_said_to_be_local_training() -> None:
     with pytest.warns(UserWarning, match="local training"):
         method = FedMTL(strength=0.0)
-    settings = {"rounds": 4, "clients": 6, "participation": 0.5, "dropout": 0.2, "momentum": 0.5}
+    settings = {"rounds": 4, "clients": 6, "participation": 0.5, "client_dropout": 0.2, "momentum": 0.5}
     alone, pulled = (fedrane.run(quick(method=each, **settings)) for each in ("local", method))
-    assert alone.owns.keys() == pulled.owns.keys()
-    for k, own in alone.owns.items():
-        same_bytes(pulled.owns[k].model, own.model)
+    assert alone.client_states.keys() == pulled.client_states.keys()
+    for k, client_state in alone.client_states.items():
+        same_bytes(pulled.client_states[k].model, client_state.model)
 
 
 def test_a_client_keeps_its_row_and_absent_rows_stay() -> None:
     """W on the server always equals the clients' models, also after lost uploads."""
-    result = fedrane.run(quick(method=FedMTL(), clients=8, rounds=4, participation=0.5, dropout=0.3))
+    result = fedrane.run(quick(method=FedMTL(), clients=8, rounds=4, participation=0.5, client_dropout=0.3))
     assert any(record["lost"] for record in result.history)
     first = FedMTL().init(result.task, result.federation.roster).extra["rows"]
     for k in range(8):
-        kept = result.owns[k].model.params if k in result.owns else tree.row(first, k)
+        kept = result.client_states[k].model.params if k in result.client_states else tree.row(first, k)
         same_bytes(tree.row(result.server.extra["rows"], k), kept)
     before = result.server
-    sent = Sequential(FedMTL(), result.federation).train_round(before, result.owns, [1, 6], 5, 0.1, 1)
+    sent = Sequential(FedMTL(), result.federation).train_round(before, result.client_states, [1, 6], 5, 0.1, 1)
     after, _ = FedMTL().aggregate(result.task, before, sent.ups, sent.cohort)
     for k in range(8):
         stayed = tree.equal(tree.row(after.extra["rows"], k), tree.row(before.extra["rows"], k))
@@ -191,7 +191,7 @@ def test_the_stability_bound_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
         server = method.init(fed.task, fed.roster)
         nudged = tree.map(lambda leaf: leaf + 0.01, method.join(fed.task, server, fed.client(0, 1, 0.1, 1)))
         sent = Sequential(method, fed).train_round(server, {0: nudged}, [0], 1, 0.1, 60)
-        moved = tree.sub(sent.owns[0].model, nudged.model)
+        moved = tree.sub(sent.client_states[0].model, nudged.model)
         assert (float(tree.norm(moved)) < 1) == converges
 
 

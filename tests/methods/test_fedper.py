@@ -18,25 +18,29 @@ def test_heads_never_leave() -> None:
     engine = Sequential(method, fed)
     sent = engine.train_round(server, {}, [0, 1], 1, 0.1, 2)
     assert all(name.startswith("body.") for name in sent.ups.model.params)
-    assert all(set(own.model.params) == {"head.weight", "head.bias"} for own in sent.owns.values())
-    assert not torch.equal(sent.owns[0].model.params["head.weight"], sent.owns[1].model.params["head.weight"])
+    assert all(
+        set(client_state.model.params) == {"head.weight", "head.bias"} for client_state in sent.client_states.values()
+    )
+    assert not torch.equal(
+        sent.client_states[0].model.params["head.weight"], sent.client_states[1].model.params["head.weight"]
+    )
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-    for name, rows in sent.ups.model.params.items():
-        torch.testing.assert_close(after.model.params[name], rows[0] / 3 + 2 * rows[1] / 3)
-    again = engine.train_round(after, sent.owns, [0, 1], 2, 0.1, 2)
-    ctx = engine.context(after, sent.owns[1], fed.client(1, 2, 0.1, 2))
+    for name, examples in sent.ups.model.params.items():
+        torch.testing.assert_close(after.model.params[name], examples[0] / 3 + 2 * examples[1] / 3)
+    again = engine.train_round(after, sent.client_states, [0, 1], 2, 0.1, 2)
+    ctx = engine.context(after, sent.client_states[1], fed.client(1, 2, 0.1, 2))
     start = method.start(fed.task, ctx)
-    kept = sent.owns[1].model.params["head.weight"]
+    kept = sent.client_states[1].model.params["head.weight"]
     assert torch.equal(start.params["head.weight"], kept), "a client goes on with its own"
     assert torch.equal(start.params["body.0.weight"], after.model.params["body.0.weight"])
-    assert not tree.equal(again.owns[1], sent.owns[1])
+    assert not tree.equal(again.client_states[1], sent.client_states[1])
 
 
 def test_a_client_answers_with_the_shared_body_and_its_own_head() -> None:
     result = fedrane.run(quick(method="fedper", rounds=3, lr=0.3))
-    own = dict(result.personal(2).parts.named_parameters())
-    assert torch.equal(own["head.weight"], result.owns[2].model.params["head.weight"])
-    assert torch.equal(own["body.embed.weight"], result.server.model.params["body.embed.weight"])
+    client_state = dict(result.personal(2).parts.named_parameters())
+    assert torch.equal(client_state["head.weight"], result.client_states[2].model.params["head.weight"])
+    assert torch.equal(client_state["body.embed.weight"], result.server.model.params["body.embed.weight"])
     assert "global/accuracy" not in result.history[-1]
     head = 4 * sum(p.numel() for name, p in own.items() if name.startswith("head."))
     assert result.history[-1]["bytes_up"] == 4 * (4 * sum(p.numel() for p in own.values()) - head)

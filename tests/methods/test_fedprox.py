@@ -27,7 +27,7 @@ def test_a_client_ends_at_the_proximal_minimiser(strength: float, monkeypatch: p
         curvature, centre = problem.curvatures[k], problem.centres[k]
         pulled = curvature + strength * torch.eye(len(centre), dtype=DOUBLE)
         expected = torch.linalg.solve(pulled, curvature @ centre + strength * origin)
-        minimiser = problem.point({name: rows[k] for name, rows in sent.ups.model.params.items()})
+        minimiser = problem.point({name: examples[k] for name, examples in sent.ups.model.params.items()})
         torch.testing.assert_close(minimiser, expected, rtol=1e-10, atol=1e-10)
 
 

@@ -54,21 +54,21 @@ def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -
     """After training on imbalanced batches, z̃ of the smallest class is closer to its class mean than z."""
     method = FedRANE(**settings)
     task, ctx = prepared(method)
-    rate = torch.tensor(0.1 if settings else 0.5, dtype=torch.float64)
-    ctx = ctx._replace(client=ctx.client._replace(rate=rate))
+    lr = torch.tensor(0.1 if settings else 0.5, dtype=torch.float64)
+    ctx = ctx._replace(client=ctx.client._replace(lr=lr))
     work = method.begin(task, ctx)
     for seed in range(60):
         work = method.step(task, ctx, work, imbalanced(seed))
     batch = imbalanced(1000)
     net = task.training(work.model, batch)
     z = method._normalise(net.body(batch.x))
-    augmented, relations = method._augment(net, z, batch.live)
+    augmented, relations = method._augment(net, z, batch.mask)
     few = batch.y == 2
 
-    def spread(rows: Tensor) -> float:
+    def spread(examples: Tensor) -> float:
         """Distance to the class mean relative to the distance between class means."""
-        means = torch.stack([rows[batch.y == c].mean(0) for c in range(3)])
-        return float((rows[few] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
+        means = torch.stack([examples[batch.y == c].mean(0) for c in range(3)])
+        return float((examples[few] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
 
     assert spread(augmented) < spread(z)
     share = relations.adjacency[few][:, few].sum() / relations.adjacency[few].sum()
@@ -119,13 +119,18 @@ def test_without_both_parts_it_is_fedavg() -> None:
 def uploads(method: FedRANE, clients: int = 4) -> tuple[Task, State, State, Client]:
     task, _ = prepared(method)
     server = method.init(task, Roster(torch.ones(clients)))
-    rows = {
+    examples = {
         name: p + 0.1 * torch.randn(clients, *p.shape, generator=torch.Generator().manual_seed(5), dtype=p.dtype)
         for name, p in server.model.params.items()
         if method.trains(name)
     }
     size = torch.tensor([10, 20, 30, 40])
-    return task, server, State(Model(rows, {}), {}), Client(torch.arange(4), size, None, size, size, size.double(), 4)
+    return (
+        task,
+        server,
+        State(Model(examples, {}), {}),
+        Client(torch.arange(4), size, None, size, size, size.double(), 4),
+    )
 
 
 def test_without_gne_it_averages_by_samples() -> None:
@@ -134,8 +139,8 @@ def test_without_gne_it_averages_by_samples() -> None:
     after, record = method.aggregate(task, server, ups, cohort)
     assert record == {}
     ratio = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for name, rows in ups.model.params.items():
-        torch.testing.assert_close(after.model.params[name], torch.tensordot(ratio, rows, 1))
+    for name, examples in ups.model.params.items():
+        torch.testing.assert_close(after.model.params[name], torch.tensordot(ratio, examples, 1))
 
 
 def test_with_gne_every_client_gains() -> None:
@@ -215,10 +220,12 @@ def test_the_loss_is_the_mean_of_both_predictions() -> None:
     model = task.init()
     net = task.training(model, batch)
     z = unit(net.body(batch.x))
-    adjacency = graph.relations(z, batch.live, 0.1, 5).adjacency
-    augmented = unit(net.part("relate", z, adjacency, batch.live))
+    adjacency = graph.relations(z, batch.mask, 0.1, 5).adjacency
+    augmented = unit(net.part("relate", z, adjacency, batch.mask))
     target = torch.eye(3, dtype=torch.float64)[batch.y]
-    losses = [0.5 * (rows @ model.params["head.weight"].T - target).square().sum(1).mean() for rows in (z, augmented)]
+    losses = [
+        0.5 * (examples @ model.params["head.weight"].T - target).square().sum(1).mean() for examples in (z, augmented)
+    ]
     assert float((losses[0] - losses[1]).abs()) > 1e-6
     torch.testing.assert_close(method.objective(task, ctx, model, batch)[0], (losses[0] + losses[1]) / 2)
     for part in (0.0, 0.2, 1.0):
@@ -232,9 +239,9 @@ def test_scores_are_cosines(loss: str, scale: float) -> None:
     method, batch = FedRANE(loss=loss, scale=scale), imbalanced(2)
     task, _ = prepared(method)
     model = task.init()
-    z = task.answering(model, batch.live).body(batch.x)
+    z = task.evaluating(model, batch.mask).body(batch.x)
     expected = z @ model.params["head.weight"].T / z.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(method.predict(task, model, batch.x, batch.live), scale * expected)
+    torch.testing.assert_close(method.predict(task, model, batch.x, batch.mask), scale * expected)
 
 
 def test_the_terms_of_the_bargain_are_those_set() -> None:
@@ -286,7 +293,7 @@ def test_a_projection_serves_the_contrast_alone() -> None:
     assert torch.equal(facts[0]["loss"], facts[8]["loss"])
     net = task.training(model, imbalanced(6))
     z = method._normalise(net.body(imbalanced(6).x))
-    augmented, _ = method._augment(net, z, imbalanced(6).live)
+    augmented, _ = method._augment(net, z, imbalanced(6).mask)
     first, _, last = task.parts["project"]
 
     def projected(features: Tensor) -> Tensor:
@@ -295,18 +302,18 @@ def test_a_projection_serves_the_contrast_alone() -> None:
 
     assert last.out_features == 8
     assert first.in_features == z.shape[1]
-    expected = discrimination(projected(z), projected(augmented), imbalanced(6).live, method.temperature)
+    expected = discrimination(projected(z), projected(augmented), imbalanced(6).mask, method.temperature)
     torch.testing.assert_close(facts[8]["cd"], expected)
 
 
 def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
-    rows = imbalanced(5)
+    examples = imbalanced(5)
     for predict_on, apart in (("direct", False), ("relational", True)):
         method = FedRANE(predict_on=predict_on)
         task, _ = prepared(method)
         model = task.init()
-        together = method.predict(task, model, rows.x, rows.live)
-        alone = method.predict(task, model, rows.x[:1], rows.live[:1])
+        together = method.predict(task, model, examples.x, examples.mask)
+        alone = method.predict(task, model, examples.x[:1], examples.mask[:1])
         assert (not torch.allclose(together[:1], alone)) == apart
         assert method.depends_on_batch(task) == apart
 
@@ -399,10 +406,10 @@ def test_the_gradient_stays_on_the_sphere() -> None:
 
 def test_the_squared_error_is_over_live_rows() -> None:
     scores, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
-    live = torch.tensor([True, True, False, True])
+    mask = torch.tensor([True, True, False, True])
     expected = sum(0.5 * float((scores[i] - torch.eye(3)[y[i]]).square().sum()) for i in (0, 1, 3)) / 3
     scores[2] = float("nan")
-    assert float(squared_error(scores, Batch(scores, y, live, y[0]))) == pytest.approx(expected)
+    assert float(squared_error(scores, Batch(scores, y, mask, y[0]))) == pytest.approx(expected)
 
 
 # ---- messages
@@ -414,7 +421,7 @@ class Sabotaged(FedRANE):
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
         broken = torch.where(ctx.client.index == 0, float("nan"), 1.0)
-        return done._replace(up=tree.scale(done.up, broken), own=tree.scale(done.own, broken))
+        return done._replace(up=tree.scale(done.up, broken), client_state=tree.scale(done.client_state, broken))
 
 
 def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
@@ -423,7 +430,7 @@ def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
     assert [record["gne/excluded"] for record in result.history] == [[0], [0]]
     assert len(listener.heard) == 2
     assert "clients [0] do not bargain" in listener.heard[0]
-    assert 0 not in result.owns
+    assert 0 not in result.client_states
     assert tree.finite(states(result))
 
 

@@ -36,12 +36,12 @@ def generic(params: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def trained(method: FedRoD, rounds: int = 2) -> tuple[Federation, State, dict[int, State], Context]:
     fed = prepared(method)
-    engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
+    engine, server, client_states = Sequential(method, fed), method.init(fed.task, fed.roster), {}
     for round in range(1, rounds + 1):
-        sent = engine.train_round(server, owns, [0, 1], round, 0.2, 2)
+        sent = engine.train_round(server, client_states, [0, 1], round, 0.2, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-        owns = dict(sent.owns)
-    return fed, server, owns, engine.context(server, owns[0], fed.client(0, rounds + 1, 0.2, 1))
+        client_states = dict(sent.client_states)
+    return fed, server, client_states, engine.context(server, client_states[0], fed.client(0, rounds + 1, 0.2, 1))
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,10 @@ def test_the_generic_part_knows_nothing_of_the_personal_loss() -> None:
     for other in runs[1:]:
         same_bytes(other.server, runs[0].server)
         assert [r["global/loss"] for r in other.history] == [r["global/loss"] for r in runs[0].history]
-        assert other.owns.keys() == runs[0].owns.keys()
-        assert not any(tree.equal(other.owns[k], own) for k, own in runs[0].owns.items())
+        assert other.client_states.keys() == runs[0].client_states.keys()
+        assert not any(
+            tree.equal(other.client_states[k], client_state) for k, client_state in runs[0].client_states.items()
+        )
 
 
 def test_the_two_losses() -> None:
@@ -121,16 +123,19 @@ def test_a_class_the_client_lacks_is_not_pushed_down() -> None:
 
 def test_the_personal_part_and_the_labels_never_travel() -> None:
     method = FedRoD()
-    fed, server, owns, ctx = trained(method)
+    fed, server, client_states, ctx = trained(method)
     engine = Sequential(method, fed)
-    sent = engine.train_round(server, owns, [0, 1], 3, 0.2, 1)
+    sent = engine.train_round(server, client_states, [0, 1], 3, 0.2, 1)
     for travels in (ctx.down, sent.ups):
         assert not any(name.startswith("personal.") for name in travels.model.params)
         assert travels.extra == {}
     assert sent.cohort.labels is None
-    assert all(set(own.model.params) == {"personal.weight", "personal.bias"} for own in owns.values())
-    assert all(own.extra == {} for own in owns.values())
-    assert not tree.equal(owns[0], owns[1])
+    assert all(
+        set(client_state.model.params) == {"personal.weight", "personal.bias"}
+        for client_state in client_states.values()
+    )
+    assert all(client_state.extra == {} for client_state in client_states.values())
+    assert not tree.equal(client_states[0], client_states[1])
     assert bool((server.model.params["personal.weight"] == 0).all()), "the server has only the start of it"
     mine, plain = (fedrane.run(quick(method=m, rounds=2)) for m in (method, FedAvg()))
     for a, b in zip(mine.history, plain.history, strict=True):
@@ -144,7 +149,7 @@ def test_the_answers() -> None:
     whole = result.model
     assert set(whole.parts) == {"body", "head"}
     same_bytes(dict(whole.parts.named_parameters()), generic(result.server.model.params))
-    taken = [k for k in range(6) if k in result.owns]
+    taken = [k for k in range(6) if k in result.client_states]
     assert 0 < len(taken) < 6
     for k in range(6):
         mine = result.personal(k)
@@ -165,6 +170,6 @@ def test_without_balance_the_global_model_is_fedavgs() -> None:
 
 def test_with_local_normalisation_both_parts_stay() -> None:
     result = conformance.trained(FedRoD(), norm="local", rounds=2)
-    own = result.owns[0].model
-    assert {name.split(".")[0] for name in own.params} == {"body", "personal"}
+    client_state = result.client_states[0].model
+    assert {name.split(".")[0] for name in client_state.params} == {"body", "personal"}
     assert "global/accuracy" not in result.history[-1]

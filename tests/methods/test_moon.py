@@ -39,12 +39,12 @@ def prepared(method: Algorithm, **settings: Any) -> Federation:
 def later(method: MOON, **settings: Any) -> tuple[Task, Context, Model, Batch]:
     """Client 1 in its third round: the sent, the current and the previous model all differ."""
     fed = prepared(method, **settings)
-    engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
+    engine, server, client_states = Sequential(method, fed), method.init(fed.task, fed.roster), {}
     for round in (1, 2):
-        sent = engine.train_round(server, owns, [0, 1], round, 0.1, 2)
+        sent = engine.train_round(server, client_states, [0, 1], round, 0.1, 2)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-        owns = dict(sent.owns)
-    ctx = engine.context(server, owns[1], fed.client(1, 3, 0.1, 1))
+        client_states = dict(sent.client_states)
+    ctx = engine.context(server, client_states[1], fed.client(1, 3, 0.1, 1))
     work = method.begin(fed.task, ctx)
     for batch in engine.batches(1, 3, 1):
         work = method.step(fed.task, ctx, work, batch)
@@ -69,7 +69,7 @@ def test_the_loss_by_a_double_loop(projection: str) -> None:
     for i in range(len(batch.y)):
         features, z = forward(model.params, batch.x[i])
         below = []
-        for other in (ctx.down.model.params, ctx.own.extra["previous"]["params"]):
+        for other in (ctx.down.model.params, ctx.client_state.extra["previous"]["params"]):
             there = forward(other, batch.x[i])[1]
             below.append(math.exp(float(z @ there / (z.norm() * there.norm())) / 0.7))
         scores = model.params["head.weight"] @ (z if projection == "inline" else features) + model.params["head.bias"]
@@ -90,8 +90,8 @@ def test_the_other_two_are_answers_of_fixed_models() -> None:
     net = task.training(model, batch)
     z = net.part("project", net.body(batch.x))
     similar = []
-    for other in (model, Model(**ctx.own.extra["previous"])):
-        fixed = task.answering(other, batch.live)
+    for other in (model, Model(**ctx.client_state.extra["previous"])):
+        fixed = task.evaluating(other, batch.mask)
         similar.append(torch.cosine_similarity(z, fixed.part("project", fixed.body(batch.x))))
     expected = -torch.stack(similar, 1).div(0.5).log_softmax(1)[:, 0].mean()
     torch.testing.assert_close(method.objective(task, ctx, model, batch)[1].metrics["contrast"], expected)
@@ -122,10 +122,10 @@ def test_only_the_model_in_training_has_a_gradient() -> None:
         return method.objective(task, ctx._replace(down=State(Model(params, {}), {})), model, batch)[0]
 
     def of_previous(params: dict[str, Tensor]) -> Tensor:
-        own = ctx.own._replace(extra={"previous": {"params": params, "stats": {}}})
-        return method.objective(task, ctx._replace(own=own), model, batch)[0]
+        client_state = ctx.client_state._replace(extra={"previous": {"params": params, "stats": {}}})
+        return method.objective(task, ctx._replace(client_state=client_state), model, batch)[0]
 
-    for loss, params in ((of_sent, ctx.down.model.params), (of_previous, ctx.own.extra["previous"]["params"])):
+    for loss, params in ((of_sent, ctx.down.model.params), (of_previous, ctx.client_state.extra["previous"]["params"])):
         assert all(bool((gradient == 0).all()) for gradient in torch.func.grad(loss)(params).values())
         assert float(loss(params)) != float(loss(tree.scale(params, 1.1)))
 
@@ -142,8 +142,8 @@ def test_in_its_first_round_the_contrast_is_the_constant_log_2() -> None:
     assert float(outcome.metrics["contrast"]) == pytest.approx(math.log(2), rel=1e-15)
     sent = engine.train_round(moved, {}, [0], 9, 0.1, 1)
     plain = Sequential(without(), fed).train_round(moved, {}, [0], 9, 0.1, 1)
-    for name, rows in sent.ups.model.params.items():
-        torch.testing.assert_close(rows, plain.ups.model.params[name], rtol=1e-12, atol=1e-14)
+    for name, examples in sent.ups.model.params.items():
+        torch.testing.assert_close(examples, plain.ups.model.params[name], rtol=1e-12, atol=1e-14)
 
 
 # ---- the previous model
@@ -151,20 +151,20 @@ def test_in_its_first_round_the_contrast_is_the_constant_log_2() -> None:
 
 def test_the_former_model_is_the_clients_own_last_one() -> None:
     """From the last round whose upload was aggregated; lost uploads do not change it."""
-    settings: dict[str, Any] = {"clients": 6, "participation": 0.7, "dropout": 0.4}
+    settings: dict[str, Any] = {"clients": 6, "participation": 0.7, "client_dropout": 0.4}
     method = MOON(width=16)
     runs = {rounds: fedrane.run(quick(method=method, rounds=rounds, **settings)) for rounds in range(1, 6)}
     history = runs[5].history
-    assert any(k in runs[5].owns and k in record["lost"] for record in history[2:] for k in range(6))
+    assert any(k in runs[5].client_states and k in record["lost"] for record in history[2:] for k in range(6))
     checked = 0
-    for k, own in runs[5].owns.items():
+    for k, client_state in runs[5].client_states.items():
         last = max(record["round"] for record in history if k in record["cohort"])
         if last > 1:
             before = runs[last - 1]
             engine = Sequential(method, before.federation)
-            again = engine.train_round(before.server, before.owns, [k], last, 0.1, 1)
+            again = engine.train_round(before.server, before.client_states, [k], last, 0.1, 1)
             uploaded = tree.pick(tree.row(again.ups.model.params, 0), lambda name: not name.startswith("head."))
-            same_bytes(own.extra["previous"]["params"], uploaded)
+            same_bytes(client_state.extra["previous"]["params"], uploaded)
             checked += 1
     assert checked >= 3
 
@@ -175,17 +175,21 @@ def test_it_stays_with_its_client() -> None:
     fed = prepared(method)
     engine, server = Sequential(method, fed), method.init(fed.task, fed.roster)
     sent = engine.train_round(server, {}, [0, 1], 1, 0.1, 1)
-    assert sent.ups.extra == server.extra == engine.context(server, sent.owns[0], fed.client(0, 2, 0.1, 1)).down.extra
+    assert (
+        sent.ups.extra
+        == server.extra
+        == engine.context(server, sent.client_states[0], fed.client(0, 2, 0.1, 1)).down.extra
+    )
     assert sent.ups.extra == {}
-    assert not tree.equal(sent.owns[0], sent.owns[1])
+    assert not tree.equal(sent.client_states[0], sent.client_states[1])
 
 
 def test_with_local_normalisation_the_previous_model_has_its_own_layers() -> None:
     result = conformance.trained(MOON(), norm="local", rounds=2)
-    assert result.algorithm.answers_on(result.task) == (PERSONAL,)
-    for own in result.owns.values():
-        former = {**own.extra["previous"]["params"], **own.extra["previous"]["stats"]}
-        for name, value in {**own.model.params, **own.model.stats}.items():
+    assert result.algorithm.models_on(result.task) == (PERSONAL,)
+    for client_state in result.client_states.values():
+        former = {**client_state.extra["previous"]["params"], **client_state.extra["previous"]["stats"]}
+        for name, value in {**client_state.model.params, **client_state.model.stats}.items():
             assert torch.equal(former[name], value)
 
 
@@ -229,11 +233,11 @@ def test_inline_without_strength_is_fedavg_on_the_longer_network() -> None:
         (without(width=9, projection="inline"), prepared(without(width=9, projection="inline"))),
         (Longer(), federation(table(60), HALVES, longer, batch=8)),
     ):
-        engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
+        engine, server, client_states = Sequential(method, fed), method.init(fed.task, fed.roster), {}
         for round in (1, 2, 3):
-            sent = engine.train_round(server, owns, [0, 1], round, 0.1, 2)
+            sent = engine.train_round(server, client_states, [0, 1], round, 0.1, 2)
             server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-            owns = dict(sent.owns)
+            client_states = dict(sent.client_states)
         x = fed.test.take(fed.split.train[0])[0]
         ends.append((server.model.params, method.predict(fed.task, server.model, x, torch.ones(len(x), dtype=bool))))
     (mine, answers), (plain, expected) = ends
@@ -248,10 +252,10 @@ def test_the_contrast_draws_to_the_global_model_and_away_from_the_former() -> No
     x, y = fed.train.take(fed.split.train[1])
 
     def seen(model: Model) -> Tensor:
-        net = task.answering(model, torch.ones(len(y), dtype=torch.bool))
+        net = task.evaluating(model, torch.ones(len(y), dtype=torch.bool))
         return net.part("project", net.body(x))
 
-    sent, former = (seen(model) for model in (ctx.down.model, Model(**ctx.own.extra["previous"])))
+    sent, former = (seen(model) for model in (ctx.down.model, Model(**ctx.client_state.extra["previous"])))
     ends = []
     for method in (MOON(2.0), without()):
         work = method.begin(task, ctx)

@@ -29,21 +29,21 @@ def test_after_one_full_batch_step_the_control_is_the_gradient(option: str) -> N
     method = Scaffold(option)
     server = method.init(fed.task, fed.roster)
     engine = Sequential(method, fed)
-    owns: dict[int, State] = {}
+    client_states: dict[int, State] = {}
     for round in (1, 2):
-        sent = engine.train_round(server, owns, [0, 1], round, 0.1, 1)
+        sent = engine.train_round(server, client_states, [0, 1], round, 0.1, 1)
         for k in (0, 1):
             x, y = fed.train.take(fed.split.train[k])
             batch = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
-            ctx = engine.context(server, owns.get(k), fed.client(k, round, 0.1, 1))
+            ctx = engine.context(server, client_states.get(k), fed.client(k, round, 0.1, 1))
             gradient = grad(lambda p, b=batch, c=ctx: FedAvg().objective(fed.task, c, Model(p, {}), b)[0])(
                 server.model.params
             )
             for name, value in gradient.items():
-                torch.testing.assert_close(sent.owns[k].extra["control"][name], value, rtol=1e-9, atol=1e-11)
+                torch.testing.assert_close(sent.client_states[k].extra["control"][name], value, rtol=1e-9, atol=1e-11)
         server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-        owns = dict(sent.owns)
-        mean = tree.scale(tree.add(owns[0].extra["control"], owns[1].extra["control"]), 0.5)
+        client_states = dict(sent.client_states)
+        mean = tree.scale(tree.add(client_states[0].extra["control"], client_states[1].extra["control"]), 0.5)
         for name, value in server.extra["control"].items():
             torch.testing.assert_close(value, mean[name])
 
@@ -68,12 +68,12 @@ def test_a_local_step_by_the_formula(option: str) -> None:
     """y ← y − η_l (g_i(y) − c_i + c), with each sign, over several steps."""
     fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
     method, engine = Scaffold(option), Sequential(Scaffold(option), fed)
-    server, own = kept(method, fed, 1)
-    sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 2)
+    server, client_state = kept(method, fed, 1)
+    sent = engine.train_round(server, {0: client_state}, [0], 1, 0.1, 2)
     here = server.model.params
     for batch in engine.batches(0, 1, 2):
         gradient = gradient_at(fed, here, batch)
-        c, mine = server.extra["control"], own.extra["control"]
+        c, mine = server.extra["control"], client_state.extra["control"]
         here = {name: here[name] - 0.1 * (gradient[name] - mine[name] + c[name]) for name in here}
     close(tree.row(sent.ups.model.params, 0), here, 1e-12)
 
@@ -82,32 +82,32 @@ def test_option_one_is_the_gradient_of_all_rows_at_the_start() -> None:
     """Not at the current model; every example counts once, although the last batch is shorter."""
     fed = federation(table(60), [list(range(21)), list(range(21, 60))], batch=8)
     method, engine = Scaffold("I"), Sequential(Scaffold("I"), fed)
-    server, own = kept(method, fed, 2)
-    sent = engine.train_round(server, {0: own}, [0], 1, 0.1, 3)
+    server, client_state = kept(method, fed, 2)
+    sent = engine.train_round(server, {0: client_state}, [0], 1, 0.1, 3)
     x, y = fed.train.take(fed.split.train[0])
     whole = Batch(x, y, torch.ones(len(y), dtype=torch.bool), y[0], True)
-    close(sent.owns[0].extra["control"], gradient_at(fed, server.model.params, whole), 1e-12)
+    close(sent.client_states[0].extra["control"], gradient_at(fed, server.model.params, whole), 1e-12)
 
 
 def test_option_two_is_the_mean_gradient_of_the_way() -> None:
     """c_i − c + (x − y) / (K η_l): the mean of the plain gradients over the K steps."""
     fed = federation(table(60), [list(range(24)), list(range(24, 60))], batch=8)
     method, engine = Scaffold(), Sequential(Scaffold(), fed)
-    server, own = kept(method, fed, 3)
-    ctx = engine.context(server, own, fed.client(0, 1, 0.1, 2))
+    server, client_state = kept(method, fed, 3)
+    ctx = engine.context(server, client_state, fed.client(0, 1, 0.1, 2))
     work, gradients = method.begin(fed.task, ctx), []
     for batch in engine.batches(0, 1, 2):
         gradients.append(gradient_at(fed, work.model.params, batch))
         work = method.step(fed.task, ctx, work, batch)
-    mean = tree.map(lambda rows: rows.mean(0), tree.stack(gradients))
+    mean = tree.map(lambda examples: examples.mean(0), tree.stack(gradients))
     assert len(gradients) == 6
-    close(method.finish(fed.task, ctx, work).own.extra["control"], mean, 1e-12)
+    close(method.finish(fed.task, ctx, work).client_state.extra["control"], mean, 1e-12)
 
 
 def test_the_global_rate_lengthens_the_servers_step() -> None:
     """x + η_g (1/|S|) Σ (y_i − x), and nothing else."""
     fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
-    method = Scaffold(global_rate=1.5)
+    method = Scaffold(global_lr=1.5)
     server = method.init(fed.task, fed.roster)
     sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
@@ -122,12 +122,18 @@ def test_the_global_rate_lengthens_the_servers_step() -> None:
 def test_controls_sum_to_the_servers_under_sampling_and_loss(option: str) -> None:
     """(1/N) Σ c_i = c, with zero for clients never sampled; lost uploads change neither."""
     e = quick(
-        method=Scaffold(option), clients=8, rounds=6, epochs=2, participation=0.5, dropout=0.3, precision="float64"
+        method=Scaffold(option),
+        clients=8,
+        rounds=6,
+        epochs=2,
+        participation=0.5,
+        client_dropout=0.3,
+        precision="float64",
     )
     result = fedrane.run(e)
     assert any(r["lost"] for r in result.history)
     for name, value in result.server.extra["control"].items():
-        total = sum(own.extra["control"][name] for own in result.owns.values())
+        total = sum(client_state.extra["control"][name] for client_state in result.client_states.values())
         torch.testing.assert_close(total / 8, value, rtol=1e-9, atol=1e-12)
     assert float(tree.norm(result.server.extra["control"])) > 1e-3
 
@@ -142,11 +148,11 @@ def test_it_reaches_the_optimum_where_fedavg_does_not(option: str, monkeypatch: 
     )
 
     def distance(method: Algorithm) -> float:
-        engine, server, owns = Sequential(method, fed), method.init(fed.task, fed.roster), {}
+        engine, server, client_states = Sequential(method, fed), method.init(fed.task, fed.roster), {}
         for round in range(1, 151):
-            sent = engine.train_round(server, owns, [0, 1, 2], round, 0.05, 5)
+            sent = engine.train_round(server, client_states, [0, 1, 2], round, 0.05, 5)
             server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-            owns = dict(sent.owns)
+            client_states = dict(sent.client_states)
         return float((problem.point(server.model.params) - optimum).norm())
 
     assert distance(Scaffold(option)) < 1e-8
@@ -159,8 +165,8 @@ def test_a_clients_share_does_not_depend_on_its_samples() -> None:
     server = method.init(fed.task, fed.roster)
     sent = Sequential(method, fed).train_round(server, {}, [0, 1], 1, 0.1, 1)
     after, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
-    for name, rows in sent.ups.model.params.items():
-        torch.testing.assert_close(after.model.params[name], rows.mean(0))
+    for name, examples in sent.ups.model.params.items():
+        torch.testing.assert_close(after.model.params[name], examples.mean(0))
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"clip": 1.0}])
@@ -179,6 +185,8 @@ def test_weight_decay_is_part_of_the_gradient() -> None:
     for option in ("I", "II"):
         method = Scaffold(option)
         server = method.init(fed.task, fed.roster)
-        controls.append(Sequential(method, fed).train_round(server, {}, [0], 1, 0.1, 1).owns[0].extra["control"])
+        controls.append(
+            Sequential(method, fed).train_round(server, {}, [0], 1, 0.1, 1).client_states[0].extra["control"]
+        )
     for name in controls[0]:
         torch.testing.assert_close(controls[0][name], controls[1][name], rtol=1e-9, atol=1e-11)

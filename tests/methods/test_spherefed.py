@@ -54,8 +54,8 @@ def halfway(network: str) -> State:
 
 def features(fed: Federation, server: State) -> tuple[Tensor, Tensor]:
     x, y = fed.train.take(np.arange(60))
-    live = torch.ones(60, dtype=torch.bool)
-    z = fed.task.answering(server.model, live).body(x)
+    mask = torch.ones(60, dtype=torch.bool)
+    z = fed.task.evaluating(server.model, mask).body(x)
     return z / z.norm(dim=1, keepdim=True), y
 
 
@@ -66,7 +66,7 @@ def test_calibration_is_ridge_regression_on_all_rows(network: str, ridge: float)
     server = halfway(network)
     for clients, batch in SPLITS:
         fed = prepared(clients, batch, network)
-        (stage,) = SphereFed(ridge=ridge).finale()
+        (stage,) = SphereFed(ridge=ridge).post_training()
         everyone = list(range(len(clients)))
         sent = Sequential(stage, fed).train_round(server, {}, everyone, 3, 0.5, stage.local_epochs(5))
         after, _ = stage.aggregate(fed.task, server, sent.ups, sent.cohort)
@@ -81,7 +81,7 @@ def test_each_row_counts_once() -> None:
     """For any number of epochs; padding never counts."""
     fed = prepared(*SPLITS[2])
     server = halfway("dense")
-    (stage,) = SphereFed().finale()
+    (stage,) = SphereFed().post_training()
     assert stage.local_epochs(5) == 1
     engine = Sequential(stage, fed)
     sent = engine.train_round(server, {}, [0, 1, 2], 3, 0.5, stage.local_epochs(5))
@@ -93,13 +93,13 @@ def test_each_row_counts_once() -> None:
     work = stage.begin(fed.task, ctx)
     for batch in engine.batches(0, 3, 1):
         filled = torch.cat([batch.x, torch.full((4, 6), float("nan"), dtype=DOUBLE)])
-        live = torch.cat([batch.live, torch.zeros(4, dtype=torch.bool)])
+        mask = torch.cat([batch.mask, torch.zeros(4, dtype=torch.bool)])
         y = torch.cat([batch.y, torch.ones(4, dtype=torch.int64)])
-        work = stage.step(fed.task, ctx, work, Batch(filled, y, live, batch.key))
+        work = stage.step(fed.task, ctx, work, Batch(filled, y, mask, batch.key))
     for name, value in stage.finish(fed.task, ctx, work).up.extra.items():
         torch.testing.assert_close(value, sent.ups.extra[name][0])
     result = fedrane.run(quick(method="spherefed", rounds=2, epochs=3))
-    assert result.history[-1]["train/rows"] * 3 == result.history[0]["train/rows"]
+    assert result.history[-1]["train/examples"] * 3 == result.history[0]["train/examples"]
 
 
 def test_the_error_read_off_the_moments_is_the_squared_error() -> None:
@@ -117,16 +117,16 @@ def test_the_error_read_off_the_moments_is_the_squared_error() -> None:
 def test_calibration_is_never_worse_on_the_training_examples(seed: int) -> None:
     """Never worse than any head by more than the ridge term ½ρ‖W‖² / n, including the fixed and the optimal head."""
     draws = torch.Generator().manual_seed(seed)
-    rows = int(torch.randint(2, 60, (), generator=draws))
-    z = unit(torch.randn(rows, 9, generator=draws, dtype=DOUBLE).clamp(min=0))  # some features are always zero
-    y = torch.randint(5, (rows,), generator=draws)
-    moments = Moments.of(z, Batch(z, y, torch.ones(rows, dtype=torch.bool), y[0]), 5)
+    examples = int(torch.randint(2, 60, (), generator=draws))
+    z = unit(torch.randn(examples, 9, generator=draws, dtype=DOUBLE).clamp(min=0))  # some features are always zero
+    y = torch.randint(5, (examples,), generator=draws)
+    moments = Moments.of(z, Batch(z, y, torch.ones(examples, dtype=torch.bool), y[0]), 5)
     fixed = torch.linalg.qr(torch.randn(9, 5, generator=draws, dtype=DOUBLE))[0].T
     best = torch.linalg.lstsq(z, torch.eye(5, dtype=DOUBLE)[y], driver="gelsd").solution.T
     for ridge in (1e-9, 1e-3):
         error = moments.squared_error(moments.ridge_regression(ridge))
         for head in (fixed, best):
-            allowed = 0.5 * ridge * head.square().sum() / rows
+            allowed = 0.5 * ridge * head.square().sum() / examples
             assert float(error) <= float(moments.squared_error(head) + allowed) + 1e-12
     assert float(error) < float(moments.squared_error(fixed)), "beside a random head there is much to gain"
 
@@ -137,8 +137,8 @@ def test_without_calibration_it_is_the_same_run_up_to_the_finale() -> None:
     assert untimed(with_it.history[:4]) == untimed(without.history)
     assert len(with_it.history) == 5
     same_bytes(with_it.server.model, without.server.model)
-    for k, own in without.owns.items():
-        same_bytes(with_it.owns[k], own)
+    for k, client_state in without.client_states.items():
+        same_bytes(with_it.client_states[k], client_state)
     assert without.server.extra == {}
     last = with_it.history[-1]
     assert last["calibration/loss"] < last["train/loss"]

@@ -16,11 +16,11 @@ SHAPES = [(12, 5), (12, 5, 4, 3), (12, 5, 7)]
 
 def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
     """Rows with dead ones scattered between them."""
-    live = torch.zeros(len(x) + extra, dtype=torch.bool)
-    live[torch.randperm(len(live), generator=torch.Generator().manual_seed(4))[: len(x)]] = True
-    padded = torch.full((len(live), *x.shape[1:]), 1e6, dtype=x.dtype)
-    padded[live] = x
-    return padded, live
+    mask = torch.zeros(len(x) + extra, dtype=torch.bool)
+    mask[torch.randperm(len(mask), generator=torch.Generator().manual_seed(4))[: len(x)]] = True
+    padded = torch.full((len(mask), *x.shape[1:]), 1e6, dtype=x.dtype)
+    padded[mask] = x
+    return padded, mask
 
 
 def pair(shape: tuple[int, ...], affine: bool = True) -> tuple[nn.Module, nn.Module]:
@@ -40,10 +40,10 @@ def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded
     theirs, ours = pair(shape, affine)
     x = torch.randn(shape, dtype=torch.float64) * 3 + 1
     expected = theirs.train()(x)
-    given, live = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
-    now = Pass(True, live, full=not padded)
+    given, mask = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    now = Pass(True, mask, full=not padded)
     with within(now):
-        got = ours(given)[live]
+        got = ours(given)[mask]
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(now.fresh["body.0.running_mean"], theirs.running_mean)
     torch.testing.assert_close(now.fresh["body.0.running_var"], theirs.running_var)
@@ -57,15 +57,15 @@ def test_its_gradients_are_torchs(shape: tuple[int, ...], padded: bool, affine: 
     """Of the rows and of the affine parameters; a dead row has none."""
     theirs, ours = pair(shape, affine)
     x, weights = torch.randn(2, *shape, dtype=torch.float64)
-    given, live = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    given, mask = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
     x.requires_grad_()
     (theirs.train()(x) * weights).sum().backward()
     given = given.detach().requires_grad_()
-    with within(Pass(True, live, full=not padded)):
-        (ours(given)[live] * weights).sum().backward()
+    with within(Pass(True, mask, full=not padded)):
+        (ours(given)[mask] * weights).sum().backward()
     assert given.grad is not None
-    torch.testing.assert_close(given.grad[live], x.grad, rtol=1e-9, atol=1e-9)
-    assert bool((given.grad[~live] == 0).all())
+    torch.testing.assert_close(given.grad[mask], x.grad, rtol=1e-9, atol=1e-9)
+    assert bool((given.grad[~mask] == 0).all())
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-9)
 
@@ -96,12 +96,12 @@ def with_statistics(shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 1, 1)], ids=str)
 @pytest.mark.parametrize(("rows", "full"), [(0, False), (1, False), (1, True)])
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
-    shape: tuple[int, ...], rows: int, full: bool
+    shape: tuple[int, ...], examples: int, full: bool
 ) -> None:
     """One value a channel, or none: the output is the bias, also for padding, which would grow with every layer."""
     _, ours = with_statistics(shape)
     x = torch.randn(shape, dtype=torch.float64)[: 1 if full else None]
-    now = Pass(True, torch.arange(len(x)) < rows, full)
+    now = Pass(True, torch.arange(len(x)) < examples, full)
     with within(now):
         y = ours(x)
     torch.testing.assert_close(y, ours[0].bias.reshape(1, 5, *shape[2:]).expand_as(y), rtol=0, atol=0)
@@ -115,10 +115,10 @@ def test_one_row_of_many_positions_has_a_variance(shape: tuple[int, ...], padded
     """And so have two rows: the unbiased one, as in torch."""
     theirs, ours = with_statistics(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    given, live = dressed(x, 3) if padded else (x, torch.ones(len(x), dtype=torch.bool))
-    now = Pass(True, live, full=not padded)
+    given, mask = dressed(x, 3) if padded else (x, torch.ones(len(x), dtype=torch.bool))
+    now = Pass(True, mask, full=not padded)
     with within(now):
-        got = ours(given)[live]
+        got = ours(given)[mask]
     torch.testing.assert_close(got, theirs.train()(x), rtol=1e-10, atol=1e-10)
     for name in STATISTICS:
         torch.testing.assert_close(now.fresh[f"body.0.{name}"], theirs.get_buffer(name), rtol=1e-12, atol=1e-12)
@@ -179,9 +179,9 @@ def test_policies_are_the_four() -> None:
     assert POLICIES == ("shared", "batch", "local", "group")
 
 
-def dropped(key: int, rows: int, layer: KeyedDropout) -> Tensor:
-    x = torch.ones(rows, 50, dtype=torch.float64)
-    with within(Pass(True, torch.ones(rows, dtype=torch.bool), True, torch.tensor(key))):
+def dropped(key: int, examples: int, layer: KeyedDropout) -> Tensor:
+    x = torch.ones(examples, 50, dtype=torch.float64)
+    with within(Pass(True, torch.ones(examples, dtype=torch.bool), True, torch.tensor(key))):
         return layer(x)
 
 
@@ -233,14 +233,14 @@ def test_the_pass_works_under_vmap_and_grad() -> None:
     """What a stacked engine does: the layer mapped over clients equals it client by client."""
     _, ours = pair((6, 5))
     x = torch.randn(3, 6, 5, dtype=torch.float64)
-    live = torch.rand(3, 6) < 0.7
+    mask = torch.rand(3, 6) < 0.7
 
-    def loss(weight: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+    def loss(weight: Tensor, examples: Tensor, mask: Tensor) -> Tensor:
         with within(Pass(True, mask, full=False)):
-            out = torch.func.functional_call(ours, {"0.weight": weight}, (rows,))
+            out = torch.func.functional_call(ours, {"0.weight": weight}, (examples,))
         return (out.square() * mask[:, None]).sum()
 
     gradient = torch.func.grad(loss)
     weight = torch.randn(5, dtype=torch.float64)
-    together = torch.func.vmap(gradient, in_dims=(None, 0, 0))(weight, x, live)
-    torch.testing.assert_close(together, torch.stack([gradient(weight, x[k], live[k]) for k in range(3)]))
+    together = torch.func.vmap(gradient, in_dims=(None, 0, 0))(weight, x, mask)
+    torch.testing.assert_close(together, torch.stack([gradient(weight, x[k], mask[k]) for k in range(3)]))

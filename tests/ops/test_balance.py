@@ -15,7 +15,7 @@ from fedrane.task import Batch, cross_entropy
 DOUBLE = torch.float64
 
 
-def rows(n: int, classes: int, seed: int = 0) -> tuple[Tensor, Batch]:
+def examples(n: int, classes: int, seed: int = 0) -> tuple[Tensor, Batch]:
     draws = torch.Generator().manual_seed(seed)
     scores = torch.randn(n, classes, generator=draws, dtype=DOUBLE)
     y = torch.randint(classes, (n,), generator=draws)
@@ -28,7 +28,7 @@ def batch_of(y: Tensor) -> Batch:
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
 def test_the_formula(strength: float) -> None:
-    scores, batch = rows(7, 4)
+    scores, batch = examples(7, 4)
     counts = torch.tensor([3.0, 1.0, 40.0, 7.0], dtype=DOUBLE)
     total = 0.0
     for i in range(7):
@@ -38,14 +38,14 @@ def test_the_formula(strength: float) -> None:
 
 
 def test_equal_counts_are_plain_cross_entropy() -> None:
-    scores, batch = rows(9, 5)
+    scores, batch = examples(9, 5)
     for n in (1, 6, 1000):
         balanced = balanced_cross_entropy(scores, torch.full((5,), float(n), dtype=DOUBLE), batch)
         torch.testing.assert_close(balanced, cross_entropy(scores, batch), rtol=1e-13, atol=0)
 
 
 def test_only_proportions_count_and_scores_may_be_shifted() -> None:
-    scores, batch = rows(9, 3)
+    scores, batch = examples(9, 3)
     counts = torch.tensor([2.0, 5.0, 1.0], dtype=DOUBLE)
     value = balanced_cross_entropy(scores, counts, batch)
     torch.testing.assert_close(balanced_cross_entropy(scores, 12 * counts, batch), value)
@@ -76,7 +76,7 @@ def test_it_learns_what_a_balanced_client_would() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_absent_classes(dtype: torch.dtype) -> None:
     """As if they did not exist, without NaN in loss or gradient, also in padding."""
-    drawn, batch = rows(8, 4)
+    drawn, batch = examples(8, 4)
     scores, y = drawn.to(dtype), batch.y % 2 * 3  # classes 0 and 3
     counts = torch.tensor([5, 0, 0, 3], dtype=dtype)
     free = scores.clone().requires_grad_()
@@ -89,9 +89,9 @@ def test_absent_classes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(loss.detach(), alone)
 
     dead = torch.cat([y, torch.tensor([1, 2])])
-    live = torch.tensor([True] * 8 + [False] * 2)
+    mask = torch.tensor([True] * 8 + [False] * 2)
     padded = torch.cat([scores, torch.full((2, 4), 1e3, dtype=dtype)]).requires_grad_()
-    again = balanced_cross_entropy(padded, counts, Batch(dead, dead, live, dead[0]))
+    again = balanced_cross_entropy(padded, counts, Batch(dead, dead, mask, dead[0]))
     again.backward()
     assert padded.grad is not None
     torch.testing.assert_close(again.detach(), loss.detach())
@@ -99,9 +99,9 @@ def test_absent_classes(dtype: torch.dtype) -> None:
 
 
 def test_a_client_without_rows() -> None:
-    scores, batch = rows(3, 4)
+    scores, batch = examples(3, 4)
     free = scores.requires_grad_()
-    nobody = batch._replace(live=torch.zeros(3, dtype=torch.bool))
+    nobody = batch._replace(mask=torch.zeros(3, dtype=torch.bool))
     loss = balanced_cross_entropy(free, torch.zeros(4, dtype=DOUBLE), nobody)
     loss.backward()
     assert float(loss.detach()) == 0.0
@@ -111,6 +111,6 @@ def test_a_client_without_rows() -> None:
 
 def test_without_strength_it_is_plain_cross_entropy() -> None:
     """Bit for bit, absent classes included."""
-    scores, batch = rows(8, 4)
+    scores, batch = examples(8, 4)
     counts = torch.tensor([5, 0, 2, 3], dtype=DOUBLE)
     assert torch.equal(balanced_cross_entropy(scores, counts, batch, 0.0), cross_entropy(scores, batch))

@@ -24,31 +24,31 @@ def by_hand(z: torch.Tensor, augmented: torch.Tensor, temperature: float) -> flo
 
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 1.0])
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_it_equals_the_double_loop(rows: int, temperature: float) -> None:
-    z, augmented = torch.randn(2, rows, 5, dtype=torch.float64)
-    live = torch.ones(rows, dtype=torch.bool)
-    got = float(discrimination(z, augmented, live, temperature))
+def test_it_equals_the_double_loop(examples: int, temperature: float) -> None:
+    z, augmented = torch.randn(2, examples, 5, dtype=torch.float64)
+    mask = torch.ones(examples, dtype=torch.bool)
+    got = float(discrimination(z, augmented, mask, temperature))
     assert got == pytest.approx(by_hand(z, augmented, temperature), abs=1e-12)
 
 
 def test_rows_that_are_not_live_do_not_count() -> None:
     z, augmented = torch.randn(2, 9, 5, dtype=torch.float64)
-    live = torch.tensor([True, False, True, True, False, True, True, False, True])
-    expected = discrimination(z[live], augmented[live], torch.ones(6, dtype=torch.bool), 0.5)
-    z[~live], augmented[~live] = float("nan"), float("inf")
+    mask = torch.tensor([True, False, True, True, False, True, True, False, True])
+    expected = discrimination(z[mask], augmented[mask], torch.ones(6, dtype=torch.bool), 0.5)
+    z[~mask], augmented[~mask] = float("nan"), float("inf")
     z = z.requires_grad_()
-    got = discrimination(z, augmented, live, 0.5)
+    got = discrimination(z, augmented, mask, 0.5)
     torch.testing.assert_close(got, expected)
     got.backward()
-    assert bool(torch.isfinite(z.grad[live]).all())
-    assert bool((z.grad[~live] == 0).all())
+    assert bool(torch.isfinite(z.grad[mask]).all())
+    assert bool((z.grad[~mask] == 0).all())
 
 
 def test_a_row_and_its_augmented_self_attract() -> None:
     """The loss decreases as each z̃_i approaches its z_i."""
     z, other = torch.randn(2, 8, 6, dtype=torch.float64)
-    live = torch.ones(8, dtype=torch.bool)
-    losses = [float(discrimination(z, (1 - t) * other + t * z, live, 0.5)) for t in (0.0, 0.5, 1.0)]
+    mask = torch.ones(8, dtype=torch.bool)
+    losses = [float(discrimination(z, (1 - t) * other + t * z, mask, 0.5)) for t in (0.0, 0.5, 1.0)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.5
 
@@ -65,5 +65,5 @@ def test_degenerate_batches_stay_finite() -> None:
 
 def test_gradients() -> None:
     z, augmented = (torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    live = torch.tensor([True, True, False, True, True])
-    assert torch.autograd.gradcheck(lambda a, b: discrimination(a, b, live, 0.7), (z, augmented))
+    mask = torch.tensor([True, True, False, True, True])
+    assert torch.autograd.gradcheck(lambda a, b: discrimination(a, b, mask, 0.7), (z, augmented))

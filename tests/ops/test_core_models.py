@@ -16,8 +16,8 @@ NOTHING = Model({}, {})
 
 def client(index: int, population: int, round: int = 1) -> Client:
     whole = torch.tensor
-    rate = torch.tensor(0.1, dtype=DOUBLE)
-    return Client(whole(index), whole(10), None, whole(1), whole(round), rate, population)
+    lr = torch.tensor(0.1, dtype=DOUBLE)
+    return Client(whole(index), whole(10), None, whole(1), whole(round), lr, population)
 
 
 def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
@@ -53,13 +53,13 @@ def test_a_larger_coefficient_is_asked_for_more_often_and_more_so_in_later_round
 
 
 def test_the_mix_is_of_ones_own_core_the_fresh_ones_and_copies_of_the_rest() -> None:
-    rows = torch.arange(20, dtype=DOUBLE).reshape(5, 2, 2)
-    kept, fresh, core = {"a": rows}, {"a": -rows[[4, 0]]}, {"a": torch.full((2, 2), 100.0, dtype=DOUBLE)}
+    examples = torch.arange(20, dtype=DOUBLE).reshape(5, 2, 2)
+    kept, fresh, core = {"a": examples}, {"a": -examples[[4, 0]]}, {"a": torch.full((2, 2), 100.0, dtype=DOUBLE)}
     relation = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=DOUBLE)
     ctx = Context(
         State(NOTHING, {"cores": fresh, "which": torch.tensor([4, 0])}), State(NOTHING, {"cores": kept}), client(2, 5)
     )
-    expected = -0.1 * rows[0] + 0.2 * rows[1] + 0.3 * core["a"] + 0.4 * rows[3] - 0.5 * rows[4]
+    expected = -0.1 * examples[0] + 0.2 * examples[1] + 0.3 * core["a"] + 0.4 * examples[3] - 0.5 * examples[4]
     torch.testing.assert_close(core_models.mix(ctx, core, relation)["a"], expected)
 
 

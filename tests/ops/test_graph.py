@@ -22,8 +22,8 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def alive(rows: int) -> Tensor:
-    return torch.ones(rows, dtype=torch.bool)
+def alive(examples: int) -> Tensor:
+    return torch.ones(examples, dtype=torch.bool)
 
 
 def clusters(sizes: tuple[int, ...] = (60, 50, 18), noise: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -75,11 +75,11 @@ def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: flo
 
 @pytest.mark.parametrize("strength", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("rows", [7, 40])
-def test_the_exact_form_never_raises_the_smoothed_objective(rows: int, strength: float) -> None:
-    z = draw(rows, 16, seed=rows)
-    correlation = pearson(z, alive(rows))
+def test_the_exact_form_never_raises_the_smoothed_objective(examples: int, strength: float) -> None:
+    z = draw(examples, 16, seed=examples)
+    correlation = pearson(z, alive(examples))
     values = [
-        smoothed(correlation, relations(z, alive(rows), strength, n, tolerance=0).weights, strength)
+        smoothed(correlation, relations(z, alive(examples), strength, n, tolerance=0).weights, strength)
         for n in range(1, 12)
     ]
     assert all(after <= before + 1e-9 * abs(before) for before, after in itertools.pairwise(values))
@@ -151,10 +151,10 @@ def test_the_adjacency_is_one(form: str) -> None:
 
 def test_batches_are_mined_apart() -> None:
     z = draw(3, 15, 6)
-    live = torch.stack([alive(15), torch.arange(15) < 9, torch.arange(15) >= 4])
-    together = relations(z, live, 0.1)
+    mask = torch.stack([alive(15), torch.arange(15) < 9, torch.arange(15) >= 4])
+    together = relations(z, mask, 0.1)
     for k in range(3):
-        alone = relations(z[k], live[k], 0.1)
+        alone = relations(z[k], mask[k], 0.1)
         torch.testing.assert_close(together.adjacency[k], alone.adjacency, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(together.change[k], alone.change)
 
@@ -168,7 +168,7 @@ def test_permuting_examples_permutes_the_graph() -> None:
 def test_scale_and_shift_of_a_row_change_nothing() -> None:
     z = draw(20, 8)
     a, b = torch.rand(20, 1, dtype=DOUBLE) * 10 + 0.01, draw(20, 1, seed=3)
-    before, after = (relations(rows, alive(20), 0.1).adjacency for rows in (z, a * z + b))
+    before, after = (relations(examples, alive(20), 0.1).adjacency for examples in (z, a * z + b))
     torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-10)
 
 
@@ -177,13 +177,13 @@ def test_scale_and_shift_of_a_row_change_nothing() -> None:
 def test_padding_changes_nothing(form: str, junk: float) -> None:
     """A batch padded to twice its size gives the same graph, and padding has no edges."""
     z = draw(16, 8)
-    live = torch.zeros(32, dtype=torch.bool)
-    live[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
+    mask = torch.zeros(32, dtype=torch.bool)
+    mask[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
     padded = junk * draw(32, 8, seed=1)
-    padded[live] = z
-    plain, full = relations(z, alive(16), 0.1, 4, form), relations(padded, live, 0.1, 4, form)
-    torch.testing.assert_close(full.adjacency[live][:, live], plain.adjacency, rtol=1e-8, atol=1e-10)
-    assert float(full.adjacency[~live].abs().sum() + full.adjacency[:, ~live].abs().sum()) == 0
+    padded[mask] = z
+    plain, full = relations(z, alive(16), 0.1, 4, form), relations(padded, mask, 0.1, 4, form)
+    torch.testing.assert_close(full.adjacency[mask][:, mask], plain.adjacency, rtol=1e-8, atol=1e-10)
+    assert float(full.adjacency[~mask].abs().sum() + full.adjacency[:, ~mask].abs().sum()) == 0
     torch.testing.assert_close(full.change, plain.change)
 
 
@@ -206,10 +206,10 @@ HARD = {
 def test_hard_batches_stay_finite_in_float32(name: str, strength: float) -> None:
     """Also the messages and their gradients, including those through the graph."""
     z = HARD[name].float().clone().requires_grad_()
-    live = alive(len(z))
-    result = relations(z, live, strength, 5)
+    mask = alive(len(z))
+    result = relations(z, mask, strength, 5)
     passing = MessagePassing(16 if z.shape[1] == 16 else 8, 2, "softmax", True, 0)
-    out = passing(z, result.adjacency, live)
+    out = passing(z, result.adjacency, mask)
     for values in (*result, out, effective_rank(result.weights)):
         assert bool(torch.isfinite(values).all())
     if name not in ("huge", "small"):
@@ -241,12 +241,12 @@ def test_the_inverse_root_is_one() -> None:
 def test_what_has_settled_is_left_alone() -> None:
     """A graph stops when its change is below the tolerance, and reports the change of its last step."""
     z = draw(2, 25, 6)
-    live = alive(25).expand(2, -1)
-    few, many = relations(z, live, 0.1, 4, tolerance=0), relations(z, live, 0.1, 30, tolerance=float("inf"))
-    first = relations(z, live, 0.1, 1)
+    mask = alive(25).expand(2, -1)
+    few, many = relations(z, mask, 0.1, 4, tolerance=0), relations(z, mask, 0.1, 30, tolerance=float("inf"))
+    first = relations(z, mask, 0.1, 1)
     assert torch.equal(many.weights, first.weights)
     assert not torch.equal(few.weights, first.weights)
-    assert bool((relations(z, live, 0.1, 60).change < 0.02).all())
+    assert bool((relations(z, mask, 0.1, 60).change < 0.02).all())
 
 
 def test_same_class_edges_outweigh_chance() -> None:
@@ -271,9 +271,9 @@ def test_effective_rank() -> None:
 
 
 def test_the_mean_degree_is_over_live_rows() -> None:
-    adjacency, live = torch.zeros(6, 6, dtype=DOUBLE), torch.arange(6) < 4
+    adjacency, mask = torch.zeros(6, 6, dtype=DOUBLE), torch.arange(6) < 4
     adjacency[0, 1] = adjacency[1, 0] = 3.0
-    assert float(graph.mean_degree(adjacency, live)) == 6 / 4
+    assert float(graph.mean_degree(adjacency, mask)) == 6 / 4
 
 
 def test_at_first_a_message_is_the_neighbour_itself() -> None:
@@ -300,11 +300,11 @@ def test_attention_is_the_formula() -> None:
     """Softmax over neighbours of the scaled product plus log A, by loops; and the paper's plain product."""
     z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
     adjacency[0, 3] = 0
-    live = torch.tensor([True] * 5 + [False])
+    mask = torch.tensor([True] * 5 + [False])
     for attention in graph.ATTENTIONS:
         passing = MessagePassing(4, 1, attention, False, 0).double()
         m, n, v = (part[0].weight for part in (passing.receive, passing.send, passing.value))
-        out = passing(z, adjacency, live)
+        out = passing(z, adjacency, mask)
         for i in range(5):
             near = [j for j in range(5) if adjacency[i, j] > 0]
             scores = torch.stack([(m @ z[i]) @ (n @ z[j]) / 2 for j in near])
@@ -323,14 +323,14 @@ def test_the_strongest_neighbours_alone() -> None:
 
 def test_gradients_of_attention_and_contrast_with_the_graph_held_fixed() -> None:
     z = draw(6, 4).requires_grad_()
-    live = torch.tensor([True] * 5 + [False])
-    adjacency = relations(z.detach(), live, 0.1, 3).adjacency
+    mask = torch.tensor([True] * 5 + [False])
+    adjacency = relations(z.detach(), mask, 0.1, 3).adjacency
     passing = MessagePassing(4, 2, "softmax", True, 0).double()
 
-    def loss(rows: Tensor, *weights: Tensor) -> Tensor:
+    def loss(examples: Tensor, *weights: Tensor) -> Tensor:
         names = [name for name, _ in passing.named_parameters()]
-        out = torch.func.functional_call(passing, dict(zip(names, weights, strict=True)), (rows, adjacency, live))
-        return discrimination(rows, out, live, 0.5)
+        out = torch.func.functional_call(passing, dict(zip(names, weights, strict=True)), (examples, adjacency, mask))
+        return discrimination(examples, out, mask, 0.5)
 
     assert torch.autograd.gradcheck(loss, (z, *passing.parameters()))
 
@@ -338,17 +338,19 @@ def test_gradients_of_attention_and_contrast_with_the_graph_held_fixed() -> None
 def test_gradients_through_the_graph() -> None:
     """At a fixed number of alternations."""
     z = draw(6, 5).requires_grad_()
-    live = torch.tensor([True] * 5 + [False])
-    assert torch.autograd.gradcheck(lambda rows: relations(rows, live, 0.1, 3, tolerance=0).adjacency, (z,), atol=1e-4)
+    mask = torch.tensor([True] * 5 + [False])
+    assert torch.autograd.gradcheck(
+        lambda examples: relations(examples, mask, 0.1, 3, tolerance=0).adjacency, (z,), atol=1e-4
+    )
 
 
 def test_it_works_under_vmap_and_grad() -> None:
     """As in a stacked engine."""
-    z, live = draw(3, 10, 4), torch.rand(3, 10, generator=torch.Generator().manual_seed(0)) < 0.8
+    z, mask = draw(3, 10, 4), torch.rand(3, 10, generator=torch.Generator().manual_seed(0)) < 0.8
 
-    def loss(rows: Tensor, mask: Tensor) -> Tensor:
-        return relations(rows, mask, 0.1, 3).adjacency.square().sum()
+    def loss(examples: Tensor, mask: Tensor) -> Tensor:
+        return relations(examples, mask, 0.1, 3).adjacency.square().sum()
 
-    together = torch.func.vmap(torch.func.grad(loss))(z, live)
+    together = torch.func.vmap(torch.func.grad(loss))(z, mask)
     for k in range(3):
-        torch.testing.assert_close(together[k], torch.func.grad(loss)(z[k], live[k]), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(together[k], torch.func.grad(loss)(z[k], mask[k]), rtol=1e-7, atol=1e-9)

@@ -49,7 +49,7 @@ class Gliding(Plain):
         extra = {"velocity": velocity, "log": {"length": length, "empty": {}}}
         return State(merged.model._replace(params=params), extra), {**record, "length": float(length)}
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return (Algorithm(),)
 
 

@@ -242,14 +242,14 @@ def test_compare(fedrane: Driver, tmp_path: Path) -> None:
     assert "fedavg, seed 3 round 1/3" in ended.stdout
     assert "local, seed 4 round 3/3" in ended.stdout
     table = (tmp_path / "all" / "table.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "±" in line][:2]
-    assert [row[0] for row in rows] == ["fedavg", "local"]
-    for row in rows:
+    examples = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "±" in line][:2]
+    assert [row[0] for row in examples] == ["fedavg", "local"]
+    for row in examples:
         shown = next(line for line in ended.stdout.splitlines() if line.split()[:1] == [row[0]] and "±" in line)
         assert all(cell in shown for cell in row)
     ends = [metrics(tmp_path / "all" / "fedavg" / f"seed-{seed}")[-1]["global/accuracy"] for seed in (3, 4)]
-    assert f"{100 * np.mean(ends):.2f} ± {100 * np.std(ends, ddof=1):.2f}" == rows[0][1]
-    assert rows[0][3] == rows[1][1] == "–"
+    assert f"{100 * np.mean(ends):.2f} ± {100 * np.std(ends, ddof=1):.2f}" == examples[0][1]
+    assert examples[0][3] == examples[1][1] == "–"
     runs = stamps(tmp_path / "all")
     again = fedrane(*command, cwd=tmp_path)
     assert again.status == 0
@@ -497,7 +497,7 @@ def test_check_of_a_method_that_crashes(fedrane: Driver, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def examples(tmp_path: Path) -> Path:
     np.savez(tmp_path / "rows.npz", x=DIGITS.x_test[:20])
     return tmp_path / "rows.npz"
 
@@ -508,30 +508,34 @@ def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[st
     return [str(label) for label in chances.argmax(1).tolist()], chances.max(1).values.tolist()
 
 
-def test_predict_arrays(fedrane: Driver, shared: Path, rows: Path) -> None:
+def test_predict_arrays(fedrane: Driver, shared: Path, examples: Path) -> None:
     """Each row of a file with its class and its probability, as the loaded model gives them."""
-    found = parsed(fedrane("predict", shared, rows, "--json").stdout)
+    found = parsed(fedrane("predict", shared, examples, "--json").stdout)
     classes, chances = expected(library.load(shared).model, DIGITS.x_test[:20])
     assert [answer["class"] for answer in found] == classes
     assert [answer["probability"] for answer in found] == pytest.approx(chances, abs=1e-6)
-    assert [answer["input"] for answer in found] == [f"{rows}[{n}]" for n in range(20)]
+    assert [answer["input"] for answer in found] == [f"{examples}[{n}]" for n in range(20)]
     assert np.mean(np.array(classes, dtype=int) == DIGITS.y_test[:20]) > 0.3
-    shown = fedrane("predict", shared, rows, env={"COLUMNS": "300"})
+    shown = fedrane("predict", shared, examples, env={"COLUMNS": "300"})
     assert shown.status == 0
-    assert all(word in shown.stdout for word in ("input", "class", "probability", f"{rows}[19]", f"{chances[19]:.3f}"))
+    assert all(
+        word in shown.stdout for word in ("input", "class", "probability", f"{examples}[19]", f"{chances[19]:.3f}")
+    )
     assert "training examples" in shown.stdout
 
 
-def test_predict_with_a_model_that_is_not_calibrated(fedrane: Driver, shared: Path, rows: Path, tmp_path: Path) -> None:
+def test_predict_with_a_model_that_is_not_calibrated(
+    fedrane: Driver, shared: Path, examples: Path, tmp_path: Path
+) -> None:
     """Of a run that was stopped, or of an older version: a score is not called a probability."""
     old = tmp_path / "old"
     shutil.copytree(shared, old)
     (old / CALIBRATION).unlink()
-    found = parsed(fedrane("predict", old, rows, "--json").stdout)
+    found = parsed(fedrane("predict", old, examples, "--json").stdout)
     with torch.no_grad():
         scores = library.load(old).model(torch.from_numpy(DIGITS.x_test[:20])).max(1).values.tolist()
     assert [answer["score"] for answer in found] == pytest.approx(scores, abs=1e-6)
-    shown = fedrane("predict", old, rows, env={"COLUMNS": "300"}).stdout
+    shown = fedrane("predict", old, examples, env={"COLUMNS": "300"}).stdout
     assert "score" in shown
     assert "probabilit" not in shown
 
@@ -550,12 +554,12 @@ def test_predict_images_with_a_clients_model(fedrane: Driver, personal: Path, tm
         assert [answer["input"] for answer in found] == [str(file) for file in files]
 
 
-def test_predict_needs_a_model_that_there_is(fedrane: Driver, shared: Path, personal: Path, rows: Path) -> None:
+def test_predict_needs_a_model_that_there_is(fedrane: Driver, shared: Path, personal: Path, examples: Path) -> None:
     """A global method has no client's model, a personal one no global model, and no run has client 4 of 4."""
     for command, word in (
-        ((shared, rows, "--client", "0"), "global"),
-        ((personal, rows), "personal"),
-        ((personal, rows, "--client", "4"), "0 … 3"),
+        ((shared, examples, "--client", "0"), "global"),
+        ((personal, examples), "personal"),
+        ((personal, examples, "--client", "4"), "0 … 3"),
     ):
         ended = fedrane("predict", *command)
         assert ended.status == 2

@@ -15,7 +15,7 @@ from fedrane.training.run_folder import CONFIG
 from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
 from problems import SLOW
 
-UNEVEN = (*TINY, "participation=0.6", "dropout=0.2", "momentum=0.9", "clip=1")
+UNEVEN = (*TINY, "participation=0.6", "client_dropout=0.2", "momentum=0.9", "clip=1")
 GLIDING = f"{OWN}:Gliding"
 """Has state on the server, and a finale."""
 

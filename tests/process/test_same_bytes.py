@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import TINY, Driver, checkpoints, executable, lines, metrics, same_run
 
-WORDS = (*TINY, "method=local", "participation=0.5", "dropout=0.2", "rounds=6")
+WORDS = (*TINY, "method=local", "participation=0.5", "client_dropout=0.2", "rounds=6")
 
 
 def test_one_seed_gives_one_result(fedrane: Driver, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_the_server_alone_is_the_same_server(tmp_path: Path) -> None:
     fedrane.run(quick(method="fedrane", rounds=1), tmp_path / "run")
     whole, part = fedrane.load(tmp_path / "run"), read_models(Folder(tmp_path / "run"), clients=False)
     assert fedrane.tree.equal(whole.server, part.server)
-    assert whole.owns
-    assert not part.owns
+    assert whole.client_states
+    assert not part.client_states
 
 
 def test_rows_in_the_plane(tmp_path: Path) -> None:

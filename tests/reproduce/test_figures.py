@@ -93,7 +93,7 @@ def test_the_features_are_those_that_the_head_is_given() -> None:
         seen = torch.from_numpy(records.features(result, rows)).float()
         x, y = result.federation.test.take(rows)
         scores = result.algorithm.predict(result.task, result.server.model, x, torch.ones(len(y), dtype=torch.bool))
-        net = result.task.answering(result.server.model, torch.ones(len(y), dtype=torch.bool))
+        net = result.task.evaluating(result.server.model, torch.ones(len(y), dtype=torch.bool))
         assert torch.allclose(net.head(seen), scores, atol=1e-5)
         if method != "fedavg":
             assert torch.allclose(seen.norm(dim=1), torch.ones(7), atol=1e-5)

@@ -23,7 +23,7 @@ def methods_command(
     if as_json:
         for key, entry in chosen.items():
             line: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
-            line |= {"category": entry.category, "models": entry.kind.answers, "fields": entry.fields}
+            line |= {"category": entry.category, "models": entry.kind.models, "fields": entry.fields}
             write_line(json.dumps(line) + "\n")
         return
     table = plain_table("method", "published", "models", "what it is")

@@ -155,18 +155,18 @@ def watching(
 ) -> Iterator[list[Callback]]:
     """The callbacks that print a run. ``label`` precedes its lines; ``fields`` are added to its JSON objects."""
     watch: list[Callback] = [TensorBoard(board)] if board else []
-    live: Live | None = None
+    mask: Live | None = None
     if as_json:
         watch.append(JsonLines(write_line, fields))
     elif quiet:
         watch.append(Messages(console))
     elif console.is_terminal:
-        live = Live(console, label)
-        watch.append(live)
+        mask = Live(console, label)
+        watch.append(mask)
     else:
         watch.append(Lines(console, label))
     try:
         yield watch
     finally:
-        if live:
-            live.close()
+        if mask:
+            mask.close()

@@ -178,7 +178,7 @@ def tune_command(
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
     conditions = [Condition(name, number) for name in datasets for number in _numbers(alpha, "--alpha", needed=True)]
     for method in tuned_methods:
-        if measure != tune.BOTH and measure not in methods.find(method).kind.answers:
+        if measure != tune.BOTH and measure not in methods.find(method).kind.models:
             raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
     store = ResultStore(results / "tune")
     with tune.open_for_more(tuned):

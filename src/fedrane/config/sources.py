@@ -59,18 +59,24 @@ def _digest(path: Path, changed: int, size: int) -> str:
 # ---- digests of loaded objects, and of those passed from Python
 
 
-def of_dataset(rows: Dataset) -> str:
+def of_dataset(examples: Dataset) -> str:
     """Return the digest of the examples, labels and classes; it does not depend on how they are stored."""
-    arrays = {"x": rows.x, "y": rows.y, "x_test": rows.x_test, "y_test": rows.y_test, "client": rows.client}
-    return _of_arrays([*rows.classes], {name: array for name, array in arrays.items() if array is not None})
+    arrays = {
+        "x": examples.x,
+        "y": examples.y,
+        "x_test": examples.x_test,
+        "y_test": examples.y_test,
+        "client": examples.client,
+    }
+    return _of_arrays([*examples.classes], {name: array for name, array in arrays.items() if array is not None})
 
 
-def of_normalisation(rows: Dataset) -> str:
+def of_normalisation(examples: Dataset) -> str:
     """Return the digest of the normalisation constants, which may be anything for a dataset passed from Python.
 
     They are rounded to nine digits: if they are computed from the data, the last bits may differ between machines.
     """
-    return _of_arrays([f"{value:.9g}" for value in (*rows.mean, *rows.std)], {})
+    return _of_arrays([f"{value:.9g}" for value in (*examples.mean, *examples.std)], {})
 
 
 def of_network(task: Task) -> str:

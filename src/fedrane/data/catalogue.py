@@ -18,7 +18,7 @@ from fedrane.data import cifar, idx
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
 
-Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Examples = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 DIGITS = "digits"
 """Comes with scikit-learn, so it works without a download."""
@@ -49,7 +49,7 @@ class Known(ABC):
         """Return the path of one of the files, or None if it is missing."""
 
     @abstractmethod
-    def rows(self, folder: Path, files: tuple[str, ...], remedy: str) -> Rows:
+    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         """Read the images and labels of some of the files."""
 
     def names(self, folder: Path, remedy: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class KnownIdx(Known):
     def locate(self, folder: Path, name: str) -> Path | None:
         return idx.locate(folder, name)
 
-    def rows(self, folder: Path, files: tuple[str, ...], remedy: str) -> Rows:
+    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         images, labels = (self.locate(folder, name) or folder / name for name in files)
         x, y = idx.read(images, 3, remedy), idx.read(labels, 1, remedy).astype(np.int64)
         if x.shape[1:] != self.shape[1:]:
@@ -103,7 +103,7 @@ class KnownCifar(Known):
     def locate(self, folder: Path, name: str) -> Path | None:
         return path if (path := folder / name).is_file() else None
 
-    def rows(self, folder: Path, files: tuple[str, ...], remedy: str) -> Rows:
+    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         batches = [cifar.read(folder / name, self.labels, len(self.classes), remedy) for name in files]
         return np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches])
 
@@ -231,8 +231,8 @@ def load(name: str, root: Path | None = None) -> Dataset:
         )
         raise DataError(f"{name} is missing: looked in {looked}", "", f"Get it with {_how(name)}")
     remedy = f"Delete the file and run `fedrane data get {name}`"
-    x, y = entry.rows(folder, entry.train_files, remedy)
-    x_test, y_test = entry.rows(folder, entry.test_files, remedy)
+    x, y = entry.examples(folder, entry.train_files, remedy)
+    x_test, y_test = entry.examples(folder, entry.test_files, remedy)
     return Dataset(name, x, y, x_test, y_test, entry.names(folder, remedy), entry.mean, entry.std)
 
 

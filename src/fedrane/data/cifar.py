@@ -197,9 +197,11 @@ def _call(function: Any, arguments: Any) -> Any:
 
 def _filled(state: Any) -> NDArray[np.uint8]:
     match state:
-        case (int(), (int(rows), int(columns)), dtype, int(by_columns), str() | bytes() as pixels) if dtype == _BYTE:
-            if min(rows, columns) < 0 or rows * columns != len(pixels):
-                raise ValueError(f"an array of {rows} × {columns} bytes has {len(pixels)}")
+        case (int(), (int(examples), int(columns)), dtype, int(by_columns), str() | bytes() as pixels) if (
+            dtype == _BYTE
+        ):
+            if min(examples, columns) < 0 or examples * columns != len(pixels):
+                raise ValueError(f"an array of {examples} × {columns} bytes has {len(pixels)}")
             raw = pixels.encode("latin1") if isinstance(pixels, str) else pixels
-            return np.frombuffer(raw, dtype=np.uint8).reshape(rows, columns, order="F" if by_columns else "C")
+            return np.frombuffer(raw, dtype=np.uint8).reshape(examples, columns, order="F" if by_columns else "C")
     raise ValueError("an array is not a table of bytes")

@@ -71,10 +71,10 @@ def hold_out(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     draws = np.random.Philox(key=_HELD_OUT_KEY).random_raw(len(y))
     held = np.zeros(len(y), dtype=np.bool_)
     for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        if len(rows) > 1:
-            shuffled = rows[np.argsort(draws[rows], kind="stable")]
-            held[shuffled[: max(1, round(len(rows) / 5))]] = True
+        examples = np.flatnonzero(y == label)
+        if len(examples) > 1:
+            shuffled = examples[np.argsort(draws[examples], kind="stable")]
+            held[shuffled[: max(1, round(len(examples) / 5))]] = True
     return held
 
 

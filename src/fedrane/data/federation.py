@@ -40,8 +40,8 @@ class Normaliser:
         shape = (1, -1, 1, 1) if image else (1, -1)
         return cls(*(t.reshape(shape).to(device=device, dtype=dtype) for t in (scale, shift)))
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return rows.to(self.scale.dtype) * self.scale - self.shift
+    def __call__(self, examples: Tensor) -> Tensor:
+        return examples.to(self.scale.dtype) * self.scale - self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,9 @@ class Pool:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, rows: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def take(self, examples: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of these examples, in the shape of their indices."""
-        index = torch.as_tensor(rows).to(self.y.device)
+        index = torch.as_tensor(examples).to(self.y.device)
         inputs = self.normalise(self.x[index.flatten()])
         return inputs.reshape(*index.shape, *inputs.shape[1:]), self.y[index]
 
@@ -98,7 +98,7 @@ class Federation:
         normalise = Normaliser.of(dataset, task.dtype, task.device)
         train, test = (Pool.of(x, y, normalise) for x, y in ((dataset.x, dataset.y), (dataset.x_test, dataset.y_test)))
         # No batch is larger than the largest client: a batch of 10,000 means "all examples", not 9,000 of padding.
-        longest = max(len(rows) for rows in split.train)
+        longest = max(len(examples) for examples in split.train)
         return cls(task, train, test, split, min(batch, longest), seed, augment)
 
     @property
@@ -109,38 +109,38 @@ class Federation:
     def labels(self) -> NDArray[np.int64]:
         """The number of training examples of each client and class: (clients, classes)."""
         y = self.train.y.cpu().numpy()
-        return np.stack([np.bincount(y[rows], minlength=self.task.classes) for rows in self.split.train])
+        return np.stack([np.bincount(y[examples], minlength=self.task.classes) for examples in self.split.train])
 
     @cached_property
     def roster(self) -> Roster:
-        sizes = [len(rows) for rows in self.split.train]
+        sizes = [len(examples) for examples in self.split.train]
         return Roster(torch.tensor(sizes, dtype=torch.int64, device=self.task.device))
 
-    def training_batch(self, rows: Tensor, live: Tensor, key: Tensor, augmented: bool, full: bool = False) -> Batch:
+    def training_batch(self, examples: Tensor, mask: Tensor, key: Tensor, augmented: bool, full: bool = False) -> Batch:
         """Return the batch of a step, or of one step of several clients stacked.
 
         ``augmented`` is true for steps that train; they are augmented as the experiment is configured.
         """
         pool, mixed = self.train, None
         if augmented and self.augmenter.moves:
-            x, y = pool.normalise(self.augmenter.move(pool.x, rows, key)), pool.y[rows]
+            x, y = pool.normalise(self.augmenter.move(pool.x, examples, key)), pool.y[examples]
         else:
-            x, y = pool.take(rows)
+            x, y = pool.take(examples)
         if augmented and self.augmenter.mixes:
-            x, mixed = self.augmenter.mix(x, y, live, key)
-        return Batch(x, y, live, key, full, mixed)
+            x, mixed = self.augmenter.mix(x, y, mask, key)
+        return Batch(x, y, mask, key, full, mixed)
 
     def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, sampling.Batches]:
         sizes = {client: len(self.split.train[client]) for client in clients}
         return sampling.batches(self.seed, round, sizes, self.batch, epochs)
 
-    def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
-        return each_of(self.cohort([index], round, rate, epochs))[0]
+    def client(self, index: int, round: int, lr: float, epochs: int) -> Client:
+        return each_of(self.cohort([index], round, lr, epochs))[0]
 
-    def cohort(self, clients: list[int], round: int, rate: float, epochs: int) -> Client:
+    def cohort(self, clients: list[int], round: int, lr: float, epochs: int) -> Client:
         """Return these clients, stacked, with what each knows about itself in a round."""
         steps = [epochs * -(-len(self.split.train[k]) // self.batch) for k in clients]
-        return describe(self.task, clients, self.labels, round, rate, steps)
+        return describe(self.task, clients, self.labels, round, lr, steps)
 
 
 def describe(
@@ -148,7 +148,7 @@ def describe(
     clients: list[int],
     labels: NDArray[np.int64],
     round: int,
-    rate: float = 0.0,
+    lr: float = 0.0,
     steps: list[int] | None = None,
 ) -> Client:
     """Return these clients, stacked, with what each knows about itself; ``labels`` are the class counts of all."""
@@ -160,7 +160,7 @@ def describe(
         labels=torch.from_numpy(labels[clients]).to(device=task.device, dtype=task.dtype),
         steps=step_count,
         round=round_of,
-        rate=torch.full((len(clients),), rate, dtype=task.dtype, device=task.device),
+        lr=torch.full((len(clients),), lr, dtype=task.dtype, device=task.device),
         population=len(labels),
     )
 

@@ -18,7 +18,7 @@ from fedrane.data.streams import generator, permutation
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.system.files import write_atomically
 
-Rows = NDArray[np.int64]
+Examples = NDArray[np.int64]
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 
 
@@ -26,35 +26,35 @@ _TWO_EXAMPLES = "a client needs at least one example to train on and one to test
 class Partition:
     """The indices of each client's training examples, sorted; each example belongs to exactly one client."""
 
-    clients: tuple[Rows, ...]
+    clients: tuple[Examples, ...]
 
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError("a partition without clients", "it needs at least one")
-        rows = np.sort(np.concatenate(self.clients))
-        if not np.array_equal(rows, np.arange(len(rows))):
+        examples = np.sort(np.concatenate(self.clients))
+        if not np.array_equal(examples, np.arange(len(examples))):
             raise DataError(
-                f"a partition of {len(rows)} examples in which one is missing or occurs twice",
-                f"each of the examples 0 … {len(rows) - 1} must belong to exactly one client",
+                f"a partition of {len(examples)} examples in which one is missing or occurs twice",
+                f"each of the examples 0 … {len(examples) - 1} must belong to exactly one client",
             )
 
     @property
-    def sizes(self) -> Rows:
+    def sizes(self) -> Examples:
         """The number of examples of each client."""
-        return np.array([len(rows) for rows in self.clients], dtype=np.int64)
+        return np.array([len(examples) for examples in self.clients], dtype=np.int64)
 
     def counts(self, y: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
         """Return the number of examples of each client and class: (clients, classes)."""
-        return np.stack([np.bincount(y[rows], minlength=classes) for rows in self.clients])
+        return np.stack([np.bincount(y[examples], minlength=classes) for examples in self.clients])
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """The indices of each client's train, validation and test examples, sorted; the three parts are disjoint."""
 
-    train: tuple[Rows, ...]
-    validation: tuple[Rows, ...]
-    test: tuple[Rows, ...]
+    train: tuple[Examples, ...]
+    validation: tuple[Examples, ...]
+    test: tuple[Examples, ...]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def partition(
     """
     how = how.resolved(natural is not None)
     if how.file:
-        saved = load(how.file, rows=len(y))
+        saved = load(how.file, examples=len(y))
         _check_clients(len(saved.clients), clients, f"The partition in {how.file}")
         return saved
     if how.kind == "natural":
@@ -146,12 +146,12 @@ def partition(
     return _deal(_repair(counts, how.minimum), y, seed)
 
 
-def _room(rows: int, clients: int, minimum: int) -> str:
+def _room(examples: int, clients: int, minimum: int) -> str:
     remedies = []
-    if rows >= minimum:
-        remedies.append(f"clients={rows // minimum} or fewer")
-    if rows >= 2 * clients:
-        remedies.append(f"partition.minimum={rows // clients} or less")
+    if examples >= minimum:
+        remedies.append(f"clients={examples // minimum} or fewer")
+    if examples >= 2 * clients:
+        remedies.append(f"partition.minimum={examples // clients} or less")
     return f"Use {' or '.join(remedies)}" if remedies else "Use fewer clients and a smaller partition.minimum"
 
 
@@ -186,9 +186,9 @@ def _natural(client: NDArray[np.int64] | None, clients: int) -> Partition:
 
 
 def _of_owners(owner: NDArray[np.int64], clients: int) -> Partition:
-    rows = np.argsort(owner, kind="stable").astype(np.int64)
+    examples = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owner, minlength=clients))
-    return Partition(tuple(np.split(rows, ends[:-1])))
+    return Partition(tuple(np.split(examples, ends[:-1])))
 
 
 # The kinds below decide only how many examples of each class (``per_class``) each client gets, as a matrix of
@@ -206,11 +206,11 @@ def _dirichlet(
 ) -> NDArray[np.int64]:
     """Split each class in proportions drawn from Dir(α); if ``capped``, only over clients below N / K examples."""
     counts = np.zeros((clients, len(per_class)), dtype=np.int64)
-    for label, rows in enumerate(per_class):
+    for label, examples in enumerate(per_class):
         # While examples are left, some client has fewer than the mean, so not all clients are full.
-        full = counts.sum(axis=1) * clients >= per_class.sum() if capped and rows else np.zeros(clients, dtype=bool)
+        full = counts.sum(axis=1) * clients >= per_class.sum() if capped and examples else np.zeros(clients, dtype=bool)
         # Rounded to nearest: rounding down would give the last client half an example more of every class.
-        cuts = np.rint(_cumulative_shares(how.alpha, full, seed, label) * rows).astype(np.int64)
+        cuts = np.rint(_cumulative_shares(how.alpha, full, seed, label) * examples).astype(np.int64)
         counts[:, label] = np.diff(cuts, prepend=0)
     return counts
 
@@ -232,15 +232,15 @@ def _cumulative_shares(alpha: float, full: NDArray[np.bool_], seed: int, label: 
 
 def _shards(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
     """Sort the examples by label, cut them into equal shards and deal these at random (McMahan et al. 2017)."""
-    rows, shards = int(per_class.sum()), clients * how.shards
-    if shards > rows:
+    examples, shards = int(per_class.sum()), clients * how.shards
+    if shards > examples:
         raise DataError(
-            f"{shards} shards ({clients} clients × partition.shards={how.shards}) of {rows} examples",
+            f"{shards} shards ({clients} clients × partition.shards={how.shards}) of {examples} examples",
             "each shard needs at least one example",
-            f"Use partition.shards={rows // clients} or less",
+            f"Use partition.shards={examples // clients} or less",
         )
     label = np.repeat(np.arange(len(per_class)), per_class)
-    owner = permutation(shards, seed, "partition shards")[np.arange(rows) * shards // rows] // how.shards
+    owner = permutation(shards, seed, "partition shards")[np.arange(examples) * shards // examples] // how.shards
     cells = np.bincount(owner * len(per_class) + label, minlength=clients * len(per_class))
     return cells.reshape(clients, len(per_class))
 
@@ -311,23 +311,27 @@ def split(partition: Partition, seed: int, test: float = 0.25, validation: float
             "it is the fraction of each client's training examples that is held out, from 0 to less than 1",
             "Use 0 for none, or 0.2",
         )
-    parts = [split_client(rows, client, seed, test, validation) for client, rows in enumerate(partition.clients)]
+    parts = [
+        split_client(examples, client, seed, test, validation) for client, examples in enumerate(partition.clients)
+    ]
     return Split(*zip(*parts, strict=True))
 
 
-def split_client(rows: Rows, client: int, seed: int, test: float, validation: float) -> tuple[Rows, Rows, Rows]:
+def split_client(
+    examples: Examples, client: int, seed: int, test: float, validation: float
+) -> tuple[Examples, Examples, Examples]:
     """Return one client's train, validation and test examples; this depends on no other client."""
-    if len(rows) < 2:
+    if len(examples) < 2:
         raise DataError(
-            f"client {client} has {len(rows)} example(s)",
+            f"client {client} has {len(examples)} example(s)",
             _TWO_EXAMPLES,
             "Create the partition again with partition.minimum=2 or more, or remove the client",
         )
     # With three or more examples, two are not for testing: using one for validation must not change the test set.
-    tested = min(max(round(test * len(rows)), 1), max(len(rows) - 2, 1))
-    kept = len(rows) - tested
+    tested = min(max(round(test * len(examples)), 1), max(len(examples) - 2, 1))
+    kept = len(examples) - tested
     held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
-    mixed = rows[permutation(len(rows), seed, "split", client)]
+    mixed = examples[permutation(len(examples), seed, "split", client)]
     return np.sort(mixed[tested + held :]), np.sort(mixed[tested : tested + held]), np.sort(mixed[:tested])
 
 
@@ -337,14 +341,14 @@ def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int |
     stream = io.BytesIO()
     np.savez_compressed(
         stream,
-        rows=np.concatenate(partition.clients),
+        examples=np.concatenate(partition.clients),
         offsets=np.concatenate([[0], np.cumsum(partition.sizes)]),
         meta=np.array(json.dumps(meta)),
     )
     write_atomically(path, stream.getvalue())
 
 
-def load(path: str | os.PathLike[str], rows: int) -> Partition:
+def load(path: str | os.PathLike[str], examples: int) -> Partition:
     """Read a saved partition of a dataset of ``rows`` examples."""
     try:
         content = Path(path).read_bytes()
@@ -367,10 +371,10 @@ def load(path: str | os.PathLike[str], rows: int) -> Partition:
             "it needs the arrays rows, offsets and meta, with each example exactly once",
             "Create it again, or leave partition.file empty to draw a new partition",
         ) from error
-    if len(flat) != rows:
+    if len(flat) != examples:
         raise DataError(
             f"the partition in {path} is for {len(flat)} examples" + (f" ({made_of})" if made_of else ""),
-            f"this dataset has {rows}: the file belongs to another one",
+            f"this dataset has {examples}: the file belongs to another one",
             "Use the dataset it was made from, or leave partition.file empty to draw a new partition",
         )
     return saved

@@ -132,12 +132,12 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
     test = _pictures(folder / "test") if split and "test" in parts else []
     pixels = _alike([(picture.path, _decode(picture.path, image_size)) for picture in train + test])
     labels = np.array([picture.label for picture in train + test])
-    rows = len(train)
+    examples = len(train)
     return _dataset(
         folder.resolve().name,
         str(folder),
-        (pixels[:rows], labels[:rows]),
-        (pixels[rows:], labels[rows:]) if test else None,
+        (pixels[:examples], labels[:examples]),
+        (pixels[examples:], labels[examples:]) if test else None,
         None if train[0].client is None else np.array([picture.client for picture in train]),
     )
 

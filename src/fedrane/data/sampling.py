@@ -18,8 +18,8 @@ from fedrane.data import streams
 class Batches(NamedTuple):
     """A client's batches in a round: the example indices of each step, padded with 0 where the mask is false."""
 
-    rows: NDArray[np.int64]
-    live: NDArray[np.bool_]
+    examples: NDArray[np.int64]
+    mask: NDArray[np.bool_]
     keys: NDArray[np.int64]
 
 
@@ -33,9 +33,9 @@ def round_half_up(value: float) -> int:
     return int(value + 0.5)
 
 
-def lost(seed: int, round: int, clients: list[int], dropout: float) -> list[int]:
+def lost(seed: int, round: int, clients: list[int], client_dropout: float) -> list[int]:
     """Return the clients of the cohort whose update is lost (simulated client dropout)."""
-    return [k for k in clients if dropout and streams.uniform(1, seed, "dropout", round, k)[0] < dropout]
+    return [k for k in clients if client_dropout and streams.uniform(1, seed, "dropout", round, k)[0] < client_dropout]
 
 
 def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs: int) -> dict[int, Batches]:
@@ -45,13 +45,13 @@ def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs:
         clients = [client for client, examples in sizes.items() if examples == size]
         steps = -(-size // batch)
         total = epochs * steps
-        rows = np.zeros((len(clients), epochs, steps * batch), dtype=np.int64)
+        examples = np.zeros((len(clients), epochs, steps * batch), dtype=np.int64)
         wheres: list[tuple[int | str, ...]] = [("batches", round, client) for client in clients]
-        rows[:, :, :size] = streams.permutations(size, epochs, seed, wheres)
-        live = np.zeros((epochs, steps * batch), dtype=np.bool_)
-        live[:, :size] = True
+        examples[:, :, :size] = streams.permutations(size, epochs, seed, wheres)
+        mask = np.zeros((epochs, steps * batch), dtype=np.bool_)
+        mask[:, :size] = True
         firsts = np.array([streams.key(seed, "noise", round, client) for client in clients], dtype=np.int64)
         keys = (firsts[:, None] + np.arange(total, dtype=np.int64)) & np.int64(2**62 - 1)
-        for client, steps_of, key in zip(clients, rows.reshape(len(clients), total, batch), keys, strict=True):
-            batches_of[client] = Batches(steps_of, live.reshape(total, batch), key)
+        for client, steps_of, key in zip(clients, examples.reshape(len(clients), total, batch), keys, strict=True):
+            batches_of[client] = Batches(steps_of, mask.reshape(total, batch), key)
     return batches_of

@@ -22,14 +22,14 @@ class Trained(NamedTuple):
 
     ups: State
     cohort: Client
-    owns: dict[int, State]
+    client_states: dict[int, State]
     """To be committed when the uploads have been aggregated."""
     metrics: dict[str, list[float]]
-    rows: int
+    examples: int
     """Examples trained on, padding not counted."""
     bytes_down: int
     bytes_up: int
-    say: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     """What the user should know."""
     refused: Mapping[str, str] = MappingProxyType({})
     """Clients whose replies could not be used, and why."""
@@ -39,11 +39,11 @@ class Engine(Protocol):
     """Runs a method's hooks for the clients of a federation."""
 
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         """Train these clients from the server's state; ``owns`` holds the states of clients that trained before."""
 
-    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
+    def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
         """Every measure of :mod:`fedrane.training.evaluation` that the method's models allow, over all clients."""
 
 
@@ -55,17 +55,19 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained: ...
 
     @abstractmethod
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model: ...
+    def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model: ...
 
     @abstractmethod
-    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted: ...
+    def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted: ...
 
     @abstractmethod
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]: ...
+    def predict_each(
+        self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]
+    ) -> list[Predicted]: ...
 
-    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
-        return evaluation.evaluate(self, self.federation, self.algorithm, server, owns, round)
+    def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
+        return evaluation.evaluate(self, self.federation, self.algorithm, server, client_states, round)

@@ -136,9 +136,9 @@ def _macs_per_example(algorithm: Algorithm, federation: Federation) -> float:
 def _counted(algorithm: Algorithm, federation: Federation) -> int:
     """Multiply-adds of the network's forward pass, weighted by their cost in a stack on a CPU."""
     task = federation.task
-    x, live = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
+    x, mask = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
     with _Products() as counter:
-        algorithm.predict(task, task.init(), x, live)
+        algorithm.predict(task, task.init(), x, mask)
     return int(counter.found)
 
 

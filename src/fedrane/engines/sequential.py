@@ -35,12 +35,12 @@ class Sequential(LocalEngine):
         self._reported: set[str] = set()
 
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         def one(engine: Sequential, k: int) -> tuple[Client, Done, int, str]:
-            client = engine.federation.client(k, round, rate, epochs)
-            ctx = engine.context(server, owns.get(k), client)
-            down = tree.nbytes(engine.arriving(ctx.down, first=k not in owns))
+            client = engine.federation.client(k, round, lr, epochs)
+            ctx = engine.context(server, client_states.get(k), client)
+            down = tree.nbytes(engine.arriving(ctx.down, first=k not in client_states))
             return client, engine.train_client(ctx, k, round, epochs), down, engine.message
 
         clients = sorted(clients)
@@ -49,12 +49,12 @@ class Sequential(LocalEngine):
         return Trained(
             ups=tree.stack([d.up for d in done]),
             cohort=stack_clients(cohort),
-            owns={k: d.own for k, d in zip(clients, done, strict=True)},
+            client_states={k: d.client_state for k, d in zip(clients, done, strict=True)},
             metrics=metrics_of_all(clients, [d.metrics for d in done]),
-            rows=epochs * sum(sizes),
+            examples=epochs * sum(sizes),
             bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
-            say=self.once(messages),
+            messages=self.once(messages),
         )
 
     message = ""
@@ -70,25 +70,25 @@ class Sequential(LocalEngine):
         """The same work for each item; ``sizes`` are how long it takes, compared with the others."""
         return [work(self, item) for item in items]
 
-    def context(self, server: State, own: State | None, client: Client) -> Context:
+    def context(self, server: State, client_state: State | None, client: Client) -> Context:
         task, algorithm = self.federation.task, self.algorithm
-        own = algorithm.join(task, server, client) if own is None else own
-        return Context(algorithm.send(task, server, client), own, client)
+        client_state = algorithm.join(task, server, client) if client_state is None else client_state
+        return Context(algorithm.send(task, server, client), client_state, client)
 
     def train_client(self, ctx: Context, k: int, round: int, epochs: int) -> Done:
         with naming("begin", k, round):
             work = self.begin(ctx)
-        for number, (rows, key) in enumerate(self.planned(k, round, epochs)):
+        for number, (examples, key) in enumerate(self.planned(k, round, epochs)):
             with naming(f"step {number}", k, round):
-                work = self.step(ctx, work, rows, key)
+                work = self.step(ctx, work, examples, key)
         with naming("finish", k, round):
             return self.finish(ctx, work)
 
     def begin(self, ctx: Context) -> Work:
         return self.algorithm.begin(self.federation.task, ctx)
 
-    def step(self, ctx: Context, work: Work, rows: Tensor, key: Tensor) -> Work:
-        return self.algorithm.step(self.federation.task, ctx, work, self.batch(rows, key))
+    def step(self, ctx: Context, work: Work, examples: Tensor, key: Tensor) -> Work:
+        return self.algorithm.step(self.federation.task, ctx, work, self.batch(examples, key))
 
     def finish(self, ctx: Context, work: Work) -> Done:
         return self.algorithm.finish(self.federation.task, ctx, work)
@@ -96,26 +96,26 @@ class Sequential(LocalEngine):
     def planned(self, k: int, round: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows of each step, and the key of its noise."""
         federation = self.federation
-        for rows, live, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
-            yield torch.from_numpy(federation.split.train[k][rows[live]]), torch.tensor(key)
+        for examples, mask, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
+            yield torch.from_numpy(federation.split.train[k][examples[mask]]), torch.tensor(key)
 
-    def batch(self, rows: Tensor, key: Tensor) -> Batch:
+    def batch(self, examples: Tensor, key: Tensor) -> Batch:
         device = self.federation.task.device
-        live = torch.ones(len(rows), dtype=torch.bool, device=device)
+        mask = torch.ones(len(examples), dtype=torch.bool, device=device)
         return self.federation.training_batch(
-            rows.to(device), live, key.to(device), self.algorithm.trains_model, full=True
+            examples.to(device), mask, key.to(device), self.algorithm.trains_model, full=True
         )
 
     def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
         return (self.batch(*planned) for planned in self.planned(k, round, epochs))
 
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
-        ctx = self.context(server, own, self.federation.client(client, round, 0.0, 0))
+    def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model:
+        ctx = self.context(server, client_state, self.federation.client(client, round, 0.0, 0))
         return self.algorithm.personal_model(self.federation.task, ctx)
 
-    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
+    def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted:
         size = self.predict_rows
-        chunks = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        chunks = [examples[begin : begin + size] for begin in range(0, len(examples), size)]
         if not chunks:
             return Predicted(np.zeros(0, np.int64), np.zeros(0))
         answers = self.each(
@@ -132,16 +132,18 @@ class Sequential(LocalEngine):
         return self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else MAX_PREDICT_ROWS
 
     @torch.no_grad()
-    def answer(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def answer(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Labels and losses of rows that are answered together."""
-        x, y = pool.take(rows)
-        live = torch.ones(len(y), dtype=torch.bool, device=y.device)
-        scores = self.algorithm.predict(self.federation.task, model, x, live)
+        x, y = pool.take(examples)
+        mask = torch.ones(len(y), dtype=torch.bool, device=y.device)
+        scores = self.algorithm.predict(self.federation.task, model, x, mask)
         return scores.argmax(1), F.cross_entropy(scores, y, reduction="none")
 
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+    def predict_each(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         return self.each(
-            lambda engine, k: engine.predict(models[k], pool, rows[k]), range(len(models)), [len(r) for r in rows]
+            lambda engine, k: engine.predict(models[k], pool, examples[k]),
+            range(len(models)),
+            [len(r) for r in examples],
         )
 
     def arriving(self, down: State, first: bool) -> State:

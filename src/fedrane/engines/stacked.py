@@ -65,7 +65,7 @@ class _StackedTrees(NamedTuple):
     @classmethod
     def of(cls, contexts: list[Context]) -> _StackedTrees:
         """What clients keep is never held once, though it is the same at first: buffers then fit every round."""
-        trees = [{"down": c.down, "own": c.own} for c in contexts]
+        trees = [{"down": c.down, "client_state": c.client_state} for c in contexts]
         try:
             columns = tree.columns(trees)
         except ValueError as error:
@@ -113,8 +113,8 @@ class _StackedTrees(NamedTuple):
 class _Table(NamedTuple):
     """Batches: for each step of each client the rows, which of them live, and the key of its noise."""
 
-    rows: Tensor
-    live: Tensor
+    examples: Tensor
+    mask: Tensor
     keys: Tensor
 
     @classmethod
@@ -144,7 +144,7 @@ class _TrainingStack:
 
     def reserve(self, steps: int, width: int) -> None:
         """A table for so many steps of all clients together."""
-        if steps >= len(self.table.rows):  # a longer table has another address, which captured steps do not know
+        if steps >= len(self.table.examples):  # a longer table has another address, which captured steps do not know
             self.static.forget()
             # Space for somewhat longer cohorts, and at the end an entry of padding: a finished client stays there.
             self.table = _Table.empty(steps + steps // 4 + 1, width, self.device)
@@ -166,10 +166,10 @@ class _TrainingStack:
 
     def _fill_table(self, plans: list[Plan]) -> None:
         columns = [np.concatenate(column) for column in zip(*plans, strict=True)]
-        self.table.live[-1] = False
+        self.table.mask[-1] = False
         for to, values in zip(self.table, columns, strict=True):
             to[: len(values)].copy_(torch.from_numpy(values))
-        self.position.fill_(len(self.table.rows) - 1)
+        self.position.fill_(len(self.table.examples) - 1)
         starts = np.cumsum([0, *(len(plan[0]) for plan in plans)])[:-1]
         self.position[: len(plans)].copy_(torch.from_numpy(starts))
 
@@ -204,11 +204,11 @@ class _TrainingStack:
         """One step of the first ``n``, written back to the buffers."""
         overwrite(self.first(n), self.after_step(n))
         # A client that has finished stays at the last entry, which is padding.
-        self.position[:n] = (self.position[:n] + 1).clamp(max=len(self.table.rows) - 1)
+        self.position[:n] = (self.position[:n] + 1).clamp(max=len(self.table.examples) - 1)
 
     def after_step(self, n: int) -> list[Tensor]:
-        rows, live, keys = (column[self.position[:n]] for column in self.table)
-        batches = self.federation.training_batch(rows, live, keys, self.algorithm.trains_model)
+        examples, mask, keys = (column[self.position[:n]] for column in self.table)
+        batches = self.federation.training_batch(examples, mask, keys, self.algorithm.trains_model)
         dims = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batches)
 
         def step(ctx: list[Tensor], work: list[Tensor], batch: Batch) -> list[Tensor]:
@@ -264,7 +264,7 @@ class _TrainingStack:
     def _context(self, leaves: list[Tensor], shape: Any) -> Context:
         parts = pytree.tree_unflatten(leaves, shape)
         client = Client(**parts["client"], population=self.federation.population)
-        return Context(parts["down"], parts["own"], client)
+        return Context(parts["down"], parts["client_state"], client)
 
 
 class Stacked(LocalEngine):
@@ -285,27 +285,27 @@ class Stacked(LocalEngine):
     # ---- training
 
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         if not self.one_by_one:
             try:
-                return self._train(server, owns, sorted(clients), round, rate, epochs)
+                return self._train(server, client_states, sorted(clients), round, lr, epochs)
             except NotStackable as reason:
                 self.one_by_one, self._stacks = True, {}
                 name = type(self.algorithm).__name__
                 warnings.warn(f"{name} runs one client at a time, which is slower: {reason}", stacklevel=2)
-        return self.sequential.train_round(server, owns, clients, round, rate, epochs)
+        return self.sequential.train_round(server, client_states, clients, round, lr, epochs)
 
     def _train(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         federation = self.federation
-        cohort = federation.cohort(clients, round, rate, epochs)
+        cohort = federation.cohort(clients, round, lr, epochs)
         position, who = {k: i for i, k in enumerate(clients)}, each_of(cohort)
 
         def contexts(clients: list[int]) -> list[Context]:
             with errors_of_hook("send or join"):
-                return [self.sequential.context(server, owns.get(k), who[position[k]]) for k in clients]
+                return [self.sequential.context(server, client_states.get(k), who[position[k]]) for k in clients]
 
         plans = self._plan(clients, round, epochs)
         order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
@@ -316,7 +316,7 @@ class Stacked(LocalEngine):
         for chunk in chunks:
             received = contexts(chunk)  # not of all clients at once: some methods send much to each
             parts += self._train_chunk(received, [plans[k] for k in chunk])
-            firsts = [k not in owns for k in chunk]  # what can be stacked has one size, but for who is new
+            firsts = [k not in client_states for k in chunk]  # what can be stacked has one size, but for who is new
             for first in set(firsts):
                 arriving = self.sequential.arriving(received[firsts.index(first)].down, first)
                 down += firsts.count(first) * tree.nbytes(arriving)
@@ -326,12 +326,12 @@ class Stacked(LocalEngine):
         return Trained(
             ups=done.up,
             cohort=cohort._replace(labels=None),
-            owns=dict(zip(clients, tree.unstack(done.own, len(clients)), strict=True)),
+            client_states=dict(zip(clients, tree.unstack(done.client_state, len(clients)), strict=True)),
             metrics={name: values.tolist() for name, values in done.metrics.items()},
-            rows=epochs * sum(len(federation.split.train[k]) for k in clients),
+            examples=epochs * sum(len(federation.split.train[k]) for k in clients),
             bytes_down=down,
             bytes_up=tree.nbytes(done.up),
-            say=self._new_messages(),
+            messages=self._new_messages(),
         )
 
     def _new_messages(self) -> tuple[str, ...]:
@@ -384,7 +384,7 @@ class Stacked(LocalEngine):
         if known.keys() == set(clients):
             return known
         train, batches = self.federation.split.train, self.federation.batches(round, clients, epochs)
-        return {k: (train[k][rows], live, keys) for k, (rows, live, keys) in batches.items()}
+        return {k: (train[k][examples], mask, keys) for k, (examples, mask, keys) in batches.items()}
 
     def _choose_slots(self, contexts: Callable[[], list[Context]], plan: Plan, clients: int) -> int:
         """As many clients in a stack as memory allows; reported."""
@@ -418,45 +418,45 @@ class Stacked(LocalEngine):
 
     # ---- prediction
 
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model:
-        return self.sequential.personal(server, own, client, round)
+    def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model:
+        return self.sequential.personal(server, client_state, client, round)
 
-    def predict(self, model: Model, pool: Pool, rows: NDArray[np.int64]) -> Predicted:
-        return self.predict_each([model], pool, (rows,))[0]
+    def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted:
+        return self.predict_each([model], pool, (examples,))[0]
 
     @torch.no_grad()
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+    def predict_each(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         """Stacked as far as memory allows for training, in which a client takes more; not by how many were trained,
         which is another number in a run that is resumed."""
         if self.one_by_one:
-            return self.sequential.predict_each(models, pool, rows)
+            return self.sequential.predict_each(models, pool, examples)
         predicted = list[Predicted]()
         try:
             for i in range(0, len(models), self.max_clients):
-                predicted += self._predict(models[i : i + self.max_clients], pool, rows[i : i + self.max_clients])
+                predicted += self._predict(models[i : i + self.max_clients], pool, examples[i : i + self.max_clients])
         except NotStackable as reason:
             warnings.warn(f"{type(self.algorithm).__name__} predicts for one client at a time: {reason}", stacklevel=2)
             self.one_by_one = True
-            return self.sequential.predict_each(models, pool, rows)
+            return self.sequential.predict_each(models, pool, examples)
         return predicted
 
-    def _predict(self, models: list[Model], pool: Pool, rows: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        longest = max(len(r) for r in rows)
+    def _predict(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
+        longest = max(len(r) for r in examples)
         if not longest:
-            return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in rows]
+            return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in examples]
         width = min(self.sequential.predict_rows, longest)
-        index = np.zeros((-(-longest // width), len(rows), width), dtype=np.int64)
-        live = np.zeros(index.shape, dtype=np.bool_)
-        for k, r in enumerate(rows):
+        index = np.zeros((-(-longest // width), len(examples), width), dtype=np.int64)
+        mask = np.zeros(index.shape, dtype=np.bool_)
+        for k, r in enumerate(examples):
             for number in range(-(-len(r) // width)):
                 piece = r[number * width : (number + 1) * width]
-                index[number, k, : len(piece)], live[number, k, : len(piece)] = piece, True
+                index[number, k, : len(piece)], mask[number, k, : len(piece)] = piece, True
         with errors_of_hook("personal_model"):
             trees = _StackedTrees.of_models(models)
         with errors_of_hook("predict"):
-            labels, losses = self._prediction_stack(trees, pool, width).predict(trees, index, live)
+            labels, losses = self._prediction_stack(trees, pool, width).predict(trees, index, mask)
         # A client's rows fill its chunks one after the other, so the live ones are the first.
-        return [Predicted(labels[k, : len(r)], losses[k, : len(r)]) for k, r in enumerate(rows)]
+        return [Predicted(labels[k, : len(r)], losses[k, : len(r)]) for k, r in enumerate(examples)]
 
     def _prediction_stack(self, trees: _StackedTrees, pool: Pool, width: int) -> _PredictionStack:
         key = (id(pool), trees.clients, width, trees.layout())
@@ -469,30 +469,30 @@ class Stacked(LocalEngine):
 class _PredictionStack:
     """A stack of models that predict for so many rows each; on a GPU captured once, for all rounds."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, rows: Pool, static: StaticStep) -> None:
-        self.algorithm, self.federation, self.rows, self.static = algorithm, federation, rows, static
+    def __init__(self, algorithm: Algorithm, federation: Federation, examples: Pool, static: StaticStep) -> None:
+        self.algorithm, self.federation, self.examples, self.static = algorithm, federation, examples, static
         self.models: _StackedTrees
         self.index: Tensor
-        self.live: Tensor
+        self.mask: Tensor
 
     def predict(
-        self, models: _StackedTrees, index: NDArray[np.int64], live: NDArray[np.bool_]
+        self, models: _StackedTrees, index: NDArray[np.int64], mask: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Labels and losses (clients, rows) of all chunks (number, clients, width)."""
-        chunks = [torch.from_numpy(values).to(self.static.device) for values in (index, live)]
+        chunks = [torch.from_numpy(values).to(self.static.device) for values in (index, mask)]
 
         def allocate() -> list[Tensor]:
             self.models = models._replace(leaves=models.buffers(models.clients))
-            self.index, self.live = (torch.zeros_like(values[0]) for values in chunks)
-            return [*self.models.leaves, self.index, self.live]
+            self.index, self.mask = (torch.zeros_like(values[0]) for values in chunks)
+            return [*self.models.leaves, self.index, self.mask]
 
         parts = []
-        for number, (rows, alive) in enumerate(zip(*chunks, strict=True)):
+        for number, (examples, alive) in enumerate(zip(*chunks, strict=True)):
             if number:
-                self.index.copy_(rows)
-                self.live.copy_(alive)
+                self.index.copy_(examples)
+                self.mask.copy_(alive)
             else:
-                self.static.load([*models.leaves, rows, alive], models.layout(), allocate)
+                self.static.load([*models.leaves, examples, alive], models.layout(), allocate)
             parts.append(tuple(part.clone() for part in self.static.run(self._scores, writes=None)))
         labels, losses = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return labels.cpu().numpy(), losses.double().cpu().numpy()
@@ -502,9 +502,9 @@ class _PredictionStack:
             model = pytree.tree_unflatten(leaves, self.models.shape)
             return self.algorithm.predict(self.federation.task, model, x, alive)
 
-        x, y = self.rows.take(self.index)
+        x, y = self.examples.take(self.index)
         with stacked_mode():
-            scores = vmap(predict, in_dims=(self.models.dims, 0, 0))(self.models.leaves, x, self.live)
+            scores = vmap(predict, in_dims=(self.models.dims, 0, 0))(self.models.leaves, x, self.mask)
         return scores.argmax(-1), torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none")
 
 
@@ -570,8 +570,8 @@ def _channels_last(stack: Tensor) -> Tensor:
 
 def _in_order(parts: list[Done], positions: list[int]) -> Done:
     """The chunks' results as one, in the order of client numbers."""
-    whole = parts[0] if len(parts) == 1 else tree.map(lambda *rows: torch.cat(rows), *parts)
+    whole = parts[0] if len(parts) == 1 else tree.map(lambda *examples: torch.cat(examples), *parts)
     if positions == sorted(positions):
         return whole
     back = torch.tensor(np.argsort(positions)).to(tree.leaves(whole)[0].device)
-    return tree.map(lambda rows: rows[back], whole)
+    return tree.map(lambda examples: examples[back], whole)

@@ -69,14 +69,14 @@ class Worker(Sequential):
         work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))
         return work
 
-    def step(self, ctx: Context, work: Work, rows: Tensor, key: Tensor) -> Work:
-        if len(rows) != self.federation.batch or not self._load(ctx, work):
-            return super().step(ctx, self._own_copy(work), rows, key)
-        done = self.client.step(rows, key)
+    def step(self, ctx: Context, work: Work, examples: Tensor, key: Tensor) -> Work:
+        if len(examples) != self.federation.batch or not self._load(ctx, work):
+            return super().step(ctx, self._own_copy(work), examples, key)
+        done = self.client.step(examples, key)
         self.records = done and not self.client.static.plain
         self.message = self.message or not_replayed(self.algorithm, self.client.static.refused)
         if not done:
-            return super().step(ctx, self._own_copy(work), rows, key)
+            return super().step(ctx, self._own_copy(work), examples, key)
         after: Work = self.client.work
         return after
 
@@ -102,8 +102,8 @@ class Worker(Sequential):
             self.client = _StaticClient(self)
         return work
 
-    def batch(self, rows: Tensor, key: Tensor) -> Batch:
-        batch = super().batch(rows, key)
+    def batch(self, examples: Tensor, key: Tensor) -> Batch:
+        batch = super().batch(examples, key)
         return batch._replace(x=channels_last(batch.x))
 
 
@@ -114,7 +114,7 @@ class _StaticClient:
         self.worker, self.static = worker, StaticStep(worker.federation.task.device)
         self.ctx: Context
         self.work: Any = None  # of the client that is loaded
-        self.rows = torch.zeros(worker.federation.batch, dtype=torch.int64)
+        self.examples = torch.zeros(worker.federation.batch, dtype=torch.int64)
         self.key = torch.zeros((), dtype=torch.int64)
 
     @staticmethod
@@ -132,15 +132,15 @@ class _StaticClient:
 
         self.static.load(tensors((ctx, work)), _layout((ctx, work)), allocate)
 
-    def step(self, rows: Tensor, key: Tensor) -> bool:
+    def step(self, examples: Tensor, key: Tensor) -> bool:
         """Done, if what comes out has the layout of what was there."""
-        self.rows.copy_(rows)
+        self.examples.copy_(examples)
         self.key.copy_(key)
         self.static.run(self._step, writes=tensors(self.work))
         return self.alike
 
     def _step(self) -> None:
-        after = Sequential.step(self.worker, self.ctx, self.work, self.rows, self.key)
+        after = Sequential.step(self.worker, self.ctx, self.work, self.examples, self.key)
         self.alike = _layout(after) == _layout(self.work)
         if self.alike:
             overwrite(tensors(self.work), tensors(after))

@@ -61,9 +61,9 @@ def node_examples(context: NodeContext, experiment: Experiment, inputs: Inputs) 
         raise ConfigError(
             "this node has no data", "a client's examples come from its own machine", "--node-config 'data=\"PATH\" …'"
         )
-    rows = as_dataset(experiment, None)
-    mine = make_partition(experiment, rows).clients[_client_index(context)]
-    return rows.x[mine], rows.y[mine]
+    examples = as_dataset(experiment, None)
+    mine = make_partition(experiment, examples).clients[_client_index(context)]
+    return examples.x[mine], examples.y[mine]
 
 
 def _client_index(context: NodeContext) -> int:
@@ -119,11 +119,11 @@ class AppClients:
         self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
     ) -> None:
         empty, folder = Model({}, {}), client.store.folder
-        owns = {client.index: State(personal or empty, {})}
+        client_states = {client.index: State(personal or empty, {})}
         folder.mkdir(parents=True, exist_ok=True)
         self.config.write(folder)
         user_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
-        write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), owns))
+        write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), client_states))
 
     def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
         e = self.config.experiment
@@ -149,7 +149,7 @@ def read_client_models(folder: str | Path, trust_code: bool = False) -> tuple[Ap
     config = config._replace(experiment=at_rest(config.experiment))
     kept = read(last / FINAL)
     algorithm, task = algorithm_at(config.experiment, kept.round), config.task()
-    mine = next(iter(kept.owns.values()))
+    mine = next(iter(kept.client_states.values()))
     held = {GLOBAL: kept.server.model, PERSONAL: mine.model}
     return config, {
         kind: Predictor(task, algorithm, model, config.inputs) for kind, model in held.items() if model.params

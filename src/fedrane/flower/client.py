@@ -117,8 +117,8 @@ class RequestHandler:
             return RecordDict({"missing_constants": ConfigRecord({"round": request.round})})
         down, constant = received
         done = self.engine.train_client(self._context(down), request.client, request.round, request.epochs)
-        own = tree.map(lambda leaf: leaf.cpu().contiguous(), done.own)
-        self.client.store.put(request.round, SavedState(own, constant))
+        client_state = tree.map(lambda leaf: leaf.cpu().contiguous(), done.client_state)
+        self.client.store.put(request.round, SavedState(client_state, constant))
         up = tree.flatten(done.up)
         if request.bf16:  # the change is rounded, and not the model
             base = tree.flatten(down)
@@ -163,8 +163,8 @@ class RequestHandler:
         if personalise:
             done = self.engine.train_client(ctx, request.client, request.round, request.epochs)
             models[PERSONAL] = Model(*({**a, **b} for a, b in zip(down.model, done.up.model, strict=True)))
-            ctx = ctx._replace(own=done.own)
-        if PERSONAL in algorithm.answers_on(task):
+            ctx = ctx._replace(client_state=done.client_state)
+        if PERSONAL in algorithm.models_on(task):
             models[PERSONAL] = algorithm.personal_model(task, ctx)
         return models
 
@@ -206,18 +206,18 @@ class RequestHandler:
 
     def _context(self, down: State) -> Context:
         request, federation, algorithm = self.request, self.client.federation, self.client.algorithm
-        client = federation.client(request.client, request.round, request.rate, request.epochs)
+        client = federation.client(request.client, request.round, request.lr, request.epochs)
         if self.saved:
-            own = tree.map(lambda leaf: leaf.to(federation.task.device), self.saved.own)
-            return Context(down, own, client)
+            client_state = tree.map(lambda leaf: leaf.to(federation.task.device), self.saved.client_state)
+            return Context(down, client_state, client)
         initial = initial_server_state(algorithm, federation)
         derived = derive_first_state(algorithm, federation.task, initial, down, client)
         sent: dict[str, torch.Tensor] = {}
         if request.first_state:
             layout = Layout.from_text(request.first_state)
             sent = self._decoded(layout.schema, self.content.array_records["first_state"], bf16=False)
-        own = as_state(refill({**tree.flatten(derived), **sent}, list(empty_dicts(derived))))
-        return Context(down, own, client)
+        client_state = as_state(refill({**tree.flatten(derived), **sent}, list(empty_dicts(derived))))
+        return Context(down, client_state, client)
 
 
 def client_folder(folder: Path, client: int) -> Path:

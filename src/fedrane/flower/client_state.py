@@ -32,7 +32,7 @@ SERVER_START = "server_start"
 
 
 class SavedState(NamedTuple):
-    own: State
+    client_state: State
     constant: Tensors
     """Parameters that came down once and never change at the server."""
 
@@ -68,7 +68,7 @@ class ClientStateStore:
         return None if aggregated == NEVER else self._get(aggregated)
 
     def put(self, round: int, saved: SavedState) -> None:
-        copy = Checkpoint(round, State(Model(saved.constant, {}), {}), {0: saved.own})
+        copy = Checkpoint(round, State(Model(saved.constant, {}), {}), {0: saved.client_state})
         with clear_errors(self._path(round)):
             self.folder.mkdir(parents=True, exist_ok=True)
             write(self._path(round), copy, self._durable)
@@ -83,14 +83,14 @@ class ClientStateStore:
         if self._path(round).is_file():
             try:
                 copy = read(self._path(round))
-                return SavedState(copy.owns[0], copy.server.model.params)
+                return SavedState(copy.client_states[0], copy.server.model.params)
             except CheckpointError as error:
                 problem = str(error)
         if self._name(round) in self._state.array_records:
             arrays = self._state.array_records[self._name(round)]
             metadata = json.loads(str(self._state.config_records[self._name(round) + ".metadata"]["fedrane"]))
             copy = decode({path: torch.from_numpy(array.numpy().copy()) for path, array in arrays.items()}, metadata)
-            return SavedState(copy.owns[0], copy.server.model.params)
+            return SavedState(copy.client_states[0], copy.server.model.params)
         raise MessageError(
             f"this client's state of round {round} is lost: {problem}",
             f"the server has aggregated that round, and {self.folder} should hold it",

@@ -42,16 +42,16 @@ def new_command(
     experiment = experiment_of(words)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", "an app is written into a folder of its own", "Name another one")
-    rows = as_dataset(experiment, None)
+    examples = as_dataset(experiment, None)
     resolved = experiment.replace(
-        model=automatic_model(experiment.model, rows.shape),
-        partition=experiment.partition.resolved(rows.client is not None),
+        model=automatic_model(experiment.model, examples.shape),
+        partition=experiment.partition.resolved(examples.client is not None),
     )
     experiment, unused = effects.settle(resolved.set_by(experiment.origin), UNUSED)
     note(unused)
-    experiment.augment.check(rows.shape)
-    experiment = experiment.replace(clients=len(make_partition(experiment, rows).clients))
-    write_project(folder, AppConfig(experiment, Inputs.of(rows)))
+    experiment.augment.check(examples.shape)
+    experiment = experiment.replace(clients=len(make_partition(experiment, examples).clients))
+    write_project(folder, AppConfig(experiment, Inputs.of(examples)))
     write_line(f"{folder}: {experiment.method_name} for {experiment.clients} clients; how to run it: docs/deploy.md\n")
 
 
@@ -66,11 +66,11 @@ def deal_command(
     if len(found) != 1:
         raise ConfigError(f"{app} is not an app", f"it has no {EXPERIMENT}", "Write one: fedrane flower new DIR")
     experiment = Experiment.from_toml(found[0])
-    rows = as_dataset(experiment, None)
-    partition = make_partition(experiment, rows)
+    examples = as_dataset(experiment, None)
+    partition = make_partition(experiment, examples)
     folder.mkdir(parents=True, exist_ok=True)
     for client, mine in enumerate(partition.clients):
-        np.savez(folder / f"client-{client}.npz", x=rows.x[mine], y=rows.y[mine])
+        np.savez(folder / f"client-{client}.npz", x=examples.x[mine], y=examples.y[mine])
     write_line(f"{folder}: the examples of {len(partition.clients)} clients\n")
 
 
@@ -116,6 +116,6 @@ def predict_command(
     if kind not in found:
         raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
     model = found[kind]
-    rows = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
-    for one in predict(model, rows, app.experiment.batch):
+    examples = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
+    for one in predict(model, examples, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

@@ -31,7 +31,7 @@ class TooFewRepliesError(FedraneError):
 class ClientStates(Protocol):
     """What the server knows of the clients' states."""
 
-    def aggregated(self, client: int, own: State | None, round: int) -> int:
+    def aggregated(self, client: int, client_state: State | None, round: int) -> int:
         """The round whose upload was aggregated last, where the run holds ``own`` for this client."""
 
     def committed(self, client: int, round: int) -> State:
@@ -55,10 +55,10 @@ class FlowerEngine:
         self._template: tuple[State, Mapping[str, torch.Tensor]] | None = None
 
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         """A round with those who reply; what cannot be used is left out, logged and recorded."""
-        messages = MessageBuilder(self, server, owns, round, rate, epochs)
+        messages = MessageBuilder(self, server, client_states, round, lr, epochs)
         replies: dict[int, ClientReply] = {}
         refused: dict[int, str] = {}
         need = min(self.pool.min_replies, len(clients))
@@ -101,9 +101,9 @@ class FlowerEngine:
         return Trained(
             ups=tree.stack([replies[k].up for k in order]),
             cohort=stack_clients(clients),
-            owns={k: self.states.committed(k, messages.round) for k in order},
+            client_states={k: self.states.committed(k, messages.round) for k in order},
             metrics={name: [replies[k].metrics[name] for k in order] for name in replies[order[0]].metrics},
-            rows=sum(messages.epochs * int(client.size) for client in clients),
+            examples=sum(messages.epochs * int(client.size) for client in clients),
             bytes_down=sum(messages.bytes_down(k) for k in order),
             bytes_up=sum(messages.bytes_up(k) for k in order),
             refused={str(k): refused[k] for k in sorted(refused)},
@@ -119,16 +119,16 @@ class FlowerEngine:
             self._template = done.up, done.metrics
         return self._template
 
-    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
+    def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
         """Every client counts its own correct predictions; the server adds them up."""
-        task, messages = self.federation.task, MessageBuilder(self, server, owns, round, 0.0, 0)
+        task, messages = self.federation.task, MessageBuilder(self, server, client_states, round, 0.0, 0)
         requests = {k: messages.evaluate(k) for k in range(self.federation.population)}
         replies, refused = self.pool.request(EVALUATE, requests, self._read_tallies)
         metrics: Metrics = {"unevaluated": sorted(refused)} if refused else {}
         for k, why in sorted(refused.items()):
             self.pool.log(f"round {round}: client {k} is not evaluated: {why}")
         held_out = {}
-        for kind in self.algorithm.answers_on(task):
+        for kind in self.algorithm.models_on(task):
             tallies = [replies[k][kind] for k in sorted(replies)]
             tested = [parts[0] for parts in tallies]
             held_out[kind] = [parts[1] for parts in tallies if len(parts) > 1]
@@ -143,10 +143,10 @@ class FlowerEngine:
     def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
         """Of each model that the method has: the tally of the test examples, and of validation ones if there are."""
         found = {}
-        for kind in self.algorithm.answers_on(self.federation.task):
+        for kind in self.algorithm.models_on(self.federation.task):
             parts = [content.metric_records.get(f"{kind}.{part}") for part in ("test", "validation")]
             found[kind] = [tally for tally in (read_tally(record) for record in parts) if tally is not None]
-            classes = {len(tally.class_rows) for tally in found[kind]}
+            classes = {len(tally.class_examples) for tally in found[kind]}
             if not found[kind] or not classes <= {0, self.federation.task.classes}:
                 raise MessageError(f"no counts of its {kind} model, or of {classes} classes")
         return found
@@ -159,13 +159,13 @@ class MessageBuilder:
         self,
         engine: FlowerEngine,
         server: State,
-        owns: Mapping[int, State],
+        client_states: Mapping[int, State],
         round: int,
-        rate: float,
+        lr: float,
         epochs: int,
     ) -> None:
-        self.engine, self.server, self.owns = engine, server, owns
-        self.round, self.rate, self.epochs = round, rate, epochs
+        self.engine, self.server, self.client_states = engine, server, client_states
+        self.round, self.lr, self.epochs = round, lr, epochs
         self._encoder = Encoder(engine.pool.bf16)
         self._downs: dict[int, State] = {}
         self._sent_bytes: dict[int, int] = {}
@@ -178,7 +178,7 @@ class MessageBuilder:
         self._without_constants |= set(clients)
 
     def client(self, k: int) -> Client:
-        return self.engine.federation.client(k, self.round, self.rate, self.epochs)
+        return self.engine.federation.client(k, self.round, self.lr, self.epochs)
 
     def train(self, k: int) -> RecordDict:
         return self._message(k, None)
@@ -186,14 +186,14 @@ class MessageBuilder:
     def evaluate(self, k: int) -> RecordDict:
         """With the global model, if there is one: mostly it is what comes down anyway."""
         task, algorithm = self.engine.federation.task, self.engine.algorithm
-        has_global = GLOBAL in algorithm.answers_on(task)
+        has_global = GLOBAL in algorithm.models_on(task)
         return self._message(k, algorithm.global_model(task, self.server) if has_global else None)
 
     def _message(self, k: int, global_model: Model | None) -> RecordDict:
         engine, pool, federation = self.engine, self.engine.pool, self.engine.federation
         client = self.client(k)
         down = engine.algorithm.send(federation.task, self.server, client)
-        aggregated = engine.states.aggregated(k, self.owns.get(k), self.round)
+        aggregated = engine.states.aggregated(k, self.client_states.get(k), self.round)
         leaves = tree.flatten(down)
         changing = tree.flatten(engine.local.arriving(down, first=False))
         constant = {path: self._digest(leaf) for path, leaf in leaves.items() if path not in changing}
@@ -208,7 +208,7 @@ class MessageBuilder:
             client=k,
             population=federation.population,
             round=self.round,
-            rate=float(self.rate),
+            lr=float(self.lr),
             epochs=self.epochs,
             batch=federation.batch,
             aggregated=aggregated,

@@ -37,7 +37,7 @@ class ClientRequest(NamedTuple):
     client: int
     population: int
     round: int
-    rate: float
+    lr: float
     epochs: int
     batch: int
     aggregated: int
@@ -118,10 +118,10 @@ def read_tally(record: MetricRecord | None) -> Tally | None:
     numbers = [values.get(name) for name in COUNTS]
     if not all(isinstance(n, int | float) and math.isfinite(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers):
         raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "they are finite and not negative")
-    rows, hits, loss, few, few_hits = numbers
-    if not (0 < rows < MAX_EXAMPLES and hits <= rows and few_hits <= few <= rows):  # type: ignore[operator]  # numbers
+    examples, hits, loss, few, few_hits = numbers
+    if not (0 < examples < MAX_EXAMPLES and hits <= examples and few_hits <= few <= examples):  # type: ignore[operator]  # numbers
         raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "parts are not larger than the whole")
     by_class = [tuple(int(n) for n in values.get(name, ())) for name in CLASS_COUNTS]
-    if by_class[0] and (sum(by_class[0]) != rows or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
-        raise MessageError(f"classes {by_class}", f"they sum up to {rows} examples and {hits} hits")
-    return Tally(int(rows), int(hits), float(loss), int(few), int(few_hits), *by_class)  # type: ignore[arg-type]
+    if by_class[0] and (sum(by_class[0]) != examples or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
+        raise MessageError(f"classes {by_class}", f"they sum up to {examples} examples and {hits} hits")
+    return Tally(int(examples), int(hits), float(loss), int(few), int(few_hits), *by_class)  # type: ignore[arg-type]

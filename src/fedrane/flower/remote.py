@@ -29,21 +29,21 @@ class RemoteFederation(Federation):
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """All examples of a client as if of one class: the others are not the server's to know."""
-        return np.array([[len(rows)] for rows in self.split.train])
+        return np.array([[len(examples)] for examples in self.split.train])
 
-    def client(self, index: int, round: int, rate: float, epochs: int) -> Client:
+    def client(self, index: int, round: int, lr: float, epochs: int) -> Client:
         size = len(self.split.train[index]) if index < self.population else self.late_clients[index]
         steps = epochs * -(-size // self.batch)
         no_labels = np.zeros((self.population, self.task.classes), np.int64)
-        client = each_of(describe(self.task, [0], no_labels, round, rate, [steps]))[0]
+        client = each_of(describe(self.task, [0], no_labels, round, lr, [steps]))[0]
         return client._replace(index=torch.full_like(client.index, index), size=torch.full_like(client.size, size))
 
 
 class RemoteStates:
     """The server holds no client's state: only which of its uploads was aggregated last."""
 
-    def aggregated(self, client: int, own: State | None, round: int) -> int:
-        return NEVER if own is None else int(own.extra["aggregated"])
+    def aggregated(self, client: int, client_state: State | None, round: int) -> int:
+        return NEVER if client_state is None else int(client_state.extra["aggregated"])
 
     def committed(self, client: int, round: int) -> State:
         return State(Model({}, {}), {"aggregated": torch.tensor(round)})

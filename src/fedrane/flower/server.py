@@ -109,8 +109,8 @@ class ModelDelivery(Callback):
         done = loop.done()
         algorithm = algorithm_at(loop.experiment, done)
         engine = make_engine(algorithm, self.federation)
-        rate, epochs = loop.rate_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
-        messages = MessageBuilder(engine, loop.server, loop.owns, done, rate, epochs)
+        lr, epochs = loop.rate_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
+        messages = MessageBuilder(engine, loop.server, loop.client_states, done, lr, epochs)
         requests: dict[int, RecordDict] = {}
         for k in clients:
             try:
@@ -246,11 +246,11 @@ def _federation(
     task, sizes = config.task(), [row[0] for row in labels]
     test = config.empty_pool(task)
     if settings.test_data:
-        rows = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
+        examples = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
         index = {name: number for number, name in enumerate(config.inputs.classes)}
-        if not set(rows.classes) <= index.keys():
-            raise DataError(f"{settings.test_data} has classes {rows.classes}", f"they are {config.inputs.classes}")
-        test = config.pool(rows.x_test, np.array([index[rows.classes[y]] for y in rows.y_test]), task)
+        if not set(examples.classes) <= index.keys():
+            raise DataError(f"{settings.test_data} has classes {examples.classes}", f"they are {config.inputs.classes}")
+        test = config.pool(examples.x_test, np.array([index[examples.classes[y]] for y in examples.y_test]), task)
     train = tuple(np.broadcast_to(np.int64(0), n) for n in sizes)
     split, batch = Split(train, (), ()), min(config.experiment.batch, max(sizes))
     return RemoteFederation(task, config.empty_pool(task), test, split, batch, config.experiment.seed, pool=pool)

@@ -216,22 +216,22 @@ class SimulatedStates:
     _last: dict[int, tuple[int, State]] = field(default_factory=dict)
     """The round aggregated last of each client, and its state then."""
 
-    def aggregated(self, client: int, own: State | None, round: int) -> int:
-        if own is None:
+    def aggregated(self, client: int, client_state: State | None, round: int) -> int:
+        if client_state is None:
             return NEVER
         last, held = self._last.get(client, (NEVER, None))
-        if held is None or not _same(held, own):
+        if held is None or not _same(held, client_state):
             last = round - 1  # of a run that was resumed: its state goes where the client looks for it
-            self._store(client).put(last, SavedState(tree.map(lambda leaf: leaf.cpu(), own), {}))
-            self._last[client] = last, own
+            self._store(client).put(last, SavedState(tree.map(lambda leaf: leaf.cpu(), client_state), {}))
+            self._last[client] = last, client_state
         return last
 
     def committed(self, client: int, round: int) -> State:
         found = self._store(client).committed(round, round)
         assert found is not None  # noqa: S101 - it gives the copy of a round or raises
-        own = tree.map(lambda leaf: leaf.to(self.device), found.own)
-        self._last[client] = round, own
-        return own
+        client_state = tree.map(lambda leaf: leaf.to(self.device), found.client_state)
+        self._last[client] = round, client_state
+        return client_state
 
     def _store(self, client: int) -> ClientStateStore:
         return _store(self.folder, client, RecordDict(), self.key)
@@ -251,17 +251,17 @@ class SimulationEngine:
         self._nodes: FlowerEngine | None = None
 
     def train_round(
-        self, server: State, owns: Mapping[int, State], clients: list[int], round: int, rate: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
         if self._nodes is None:
             self._nodes = self._connect()
         messages: list[str] = []
         self._nodes.pool.log = messages.append
-        trained = self._nodes.train_round(server, owns, clients, round, rate, epochs)
-        return trained._replace(say=tuple(messages))
+        trained = self._nodes.train_round(server, client_states, clients, round, lr, epochs)
+        return trained._replace(messages=tuple(messages))
 
-    def evaluate(self, server: State, owns: Mapping[int, State], round: int) -> Metrics:
-        return self.local.evaluate(server, owns, round)
+    def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
+        return self.local.evaluate(server, client_states, round)
 
     def _connect(self) -> FlowerEngine:
         if not _open or _open[-1].nodes != self.federation.population:

@@ -13,10 +13,10 @@ from fedrane.kernels.dispatch import on_stack
 
 
 def normalise(
-    x: Tensor, live: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
+    x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """BatchNorm of (N, C, …) over live examples; ``old`` and the second result are the running mean and variance."""
-    y, saved = _Normalise.apply(x.movedim(1, -1), live, weight, bias, old, eps, momentum)  # type: ignore[no-untyped-call]
+    y, saved = _Normalise.apply(x.movedim(1, -1), mask, weight, bias, old, eps, momentum)  # type: ignore[no-untyped-call]
     return y.movedim(-1, 1), saved[:2]
 
 
@@ -31,14 +31,14 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, live: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
+        x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
     ) -> tuple[Tensor, Tensor]:
         if kernels := dispatch.gpu_kernels(x, "batch_norm"):
-            y, saved = on_stack(kernels.normalise, x, live, weight, bias, old, eps, momentum)
+            y, saved = on_stack(kernels.normalise, x, mask, weight, bias, old, eps, momentum)
             return y, saved
-        count = live.sum() * x.shape[1:-1].numel()
+        count = mask.sum() * x.shape[1:-1].numel()
         values = x.to(weight.dtype)
-        mean, var = _moments(values, live)
+        mean, var = _moments(values, mask)
         fresh = torch.stack([mean, var * count / (count - 1).clamp(min=1)])
         # A single value has no variance. Taking 0 for it would pull the running one down and blow up the padding.
         new = torch.where(count > 1, old + momentum * (fresh - old), old)
@@ -48,21 +48,21 @@ class _Normalise(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, live, weight, *_, ctx.eps, _ = inputs
+        x, mask, weight, *_, ctx.eps, _ = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, live, weight, output[1])
+        ctx.save_for_backward(x, mask, weight, output[1])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_output, (x, live, weight, saved) = grad_outputs[0], ctx.saved_tensors
+        grad_output, (x, mask, weight, saved) = grad_outputs[0], ctx.saved_tensors
         if kernels := dispatch.gpu_kernels(x, "batch_norm"):
-            grad_input, gradients = on_stack(kernels.normalise_backward, grad_output, x, live, weight, saved)
+            grad_input, gradients = on_stack(kernels.normalise_backward, grad_output, x, mask, weight, saved)
             return grad_input, None, gradients[0], gradients[1], None, None, None
-        divisor = (live.sum() * x.shape[1:-1].numel()).clamp(min=1)
+        divisor = (mask.sum() * x.shape[1:-1].numel()).clamp(min=1)
         values = x.to(weight.dtype)
-        mean, var = _moments(values, live)  # of the inputs alone, so that it can be differentiated again
+        mean, var = _moments(values, mask)  # of the inputs alone, so that it can be differentiated again
         inverse = torch.rsqrt(var + ctx.eps)
-        dims, mask, scale = tuple(range(x.dim() - 1)), _mask(live, x), weight * inverse
+        dims, mask, scale = tuple(range(x.dim() - 1)), _mask(mask, x), weight * inverse
         grad_output = torch.where(mask, grad_output, 0).to(weight.dtype)
         normal = torch.where(mask, (values - mean) * inverse, 0)
         grad_bias, grad_weight = grad_output.sum(dims), (grad_output * normal).sum(dims)
@@ -70,13 +70,13 @@ class _Normalise(Function):
         return torch.where(mask, grad_input, 0).to(x.dtype), None, grad_weight, grad_bias, None, None, None
 
 
-def _moments(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel of (N, …, C) over live examples."""
-    divisor, dims = (live.sum() * x.shape[1:-1].numel()).clamp(min=1), tuple(range(x.dim() - 1))
-    mask = _mask(live, x)
+    divisor, dims = (mask.sum() * x.shape[1:-1].numel()).clamp(min=1), tuple(range(x.dim() - 1))
+    mask = _mask(mask, x)
     mean = torch.where(mask, x, 0).sum(dims) / divisor
     return mean, torch.where(mask, x - mean, 0).square().sum(dims) / divisor
 
 
-def _mask(live: Tensor, like: Tensor) -> Tensor:
-    return live.reshape(-1, *(1,) * (like.dim() - 1))
+def _mask(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.reshape(-1, *(1,) * (like.dim() - 1))

@@ -12,13 +12,13 @@ from fedrane.kernels import dispatch
 from fedrane.kernels.dispatch import on_stack
 
 
-def sgd_step(params: Tensor, grads: Tensor, rate: Tensor) -> Tensor:
+def sgd_step(params: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
     """params − rate · grads; for stacked clients with a rate each, PyTorch's own takes twice as long on a GPU."""
     kernels = dispatch.stacked() and dispatch.gpu_kernels(params, "sgd_step")
-    if kernels and rate.dim() == 0 and params.shape == grads.shape:
-        out: Tensor = _SgdStep.apply(params, grads, rate)  # type: ignore[no-untyped-call]
+    if kernels and lr.dim() == 0 and params.shape == grads.shape:
+        out: Tensor = _SgdStep.apply(params, grads, lr)  # type: ignore[no-untyped-call]
         return out
-    return torch.addcmul(params, grads, rate, value=-1)
+    return torch.addcmul(params, grads, lr, value=-1)
 
 
 class _SgdStep(Function):
@@ -27,9 +27,9 @@ class _SgdStep(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(params: Tensor, grads: Tensor, rate: Tensor) -> Tensor:
+    def forward(params: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
         kernels = dispatch.gpu_kernels(params, "sgd_step")
-        out: Tensor = on_stack(kernels.sgd_step, params, grads, rate)  # type: ignore[union-attr]
+        out: Tensor = on_stack(kernels.sgd_step, params, grads, lr)  # type: ignore[union-attr]
         return out
 
     @staticmethod
@@ -38,5 +38,5 @@ class _SgdStep(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        grad_output, (grads, rate) = grad_outputs[0], ctx.saved_tensors
-        return grad_output, -rate * grad_output, -(grad_output * grads).sum()
+        grad_output, (grads, lr) = grad_outputs[0], ctx.saved_tensors
+        return grad_output, -lr * grad_output, -(grad_output * grads).sum()

@@ -49,7 +49,7 @@ class Method:
     @property
     def category(self) -> str:
         """``global``, ``personal`` or ``both``: which models it has."""
-        return "both" if len(self.kind.answers) > 1 else self.kind.answers[0]
+        return "both" if len(self.kind.models) > 1 else self.kind.models[0]
 
     @property
     def summary(self) -> str:
@@ -131,7 +131,7 @@ def _load(name: str, version: str) -> type[Algorithm]:
 def _checked(cls: Any, name: str) -> type[Algorithm]:
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise ConfigError(f"{name} is not a method", "it must derive from fedrane.Algorithm", "See CONTRIBUTING.md")
-    annotated = set(vars(cls).get("__annotations__", ())) - {"answers", "grid", "needs", "trains_model"}
+    annotated = set(vars(cls).get("__annotations__", ())) - {"models", "grid", "needs", "trains_model"}
     if "__dataclass_fields__" not in vars(cls) and annotated:
         raise ConfigError(
             f"{name} has annotated fields but is not a dataclass",

@@ -36,21 +36,21 @@ from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 class APPLE(Algorithm):
     """Every client mixes all clients' core models with coefficients that it learns."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    grid: ClassVar[Grid] = {"strength": (0.01, 0.1), "coefficient_rate": (0.001, 0.01)}
-    coefficient_rate: float = 0.001
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    grid: ClassVar[Grid] = {"strength": (0.01, 0.1), "coefficient_lr": (0.001, 0.01)}
+    coefficient_lr: float = 0.001
     strength: float = 0.1  # μ
     schedule: str = "exponential"
     horizon: int = 16  # L
     downloads: int = 0  # M; 0 is all
-    core_rate: float = 1.0
+    core_lr: float = 1.0
 
     def __post_init__(self) -> None:
         check_choices(self, schedule=("exponential", "cosine"))
-        check_ranges(self, coefficient_rate=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
-        check_ranges(self, downloads=(0, 1e9), core_rate=(1e-6, 1e6))
-        if self.coefficient_rate == 0:
-            warnings.warn("APPLE with method.coefficient_rate=0 learns no relation: all mix equally", stacklevel=3)
+        check_ranges(self, coefficient_lr=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
+        check_ranges(self, downloads=(0, 1e9), core_lr=(1e-6, 1e6))
+        if self.coefficient_lr == 0:
+            warnings.warn("APPLE with method.coefficient_lr=0 learns no relation: all mix equally", stacklevel=3)
 
     def init(self, task: Task, roster: Roster) -> State:
         model, sizes = task.init(), roster.sizes
@@ -59,23 +59,23 @@ class APPLE(Algorithm):
         return State(model, {"cores": core_models.copies(self.exchanged(task, model.params), len(sizes)), **extra})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        (params, stats), rows, prior = server.model, server.extra["cores"], server.extra["prior"]
-        extra = {"core": {name: value[int(client.index)] for name, value in rows.items()}, "relation": prior}
+        (params, stats), examples, prior = server.model, server.extra["cores"], server.extra["prior"]
+        extra = {"core": {name: value[int(client.index)] for name, value in examples.items()}, "relation": prior}
         if self.downloads:  # the server's model stays the initial one, so these are copies of all initial cores
             return State(server.model, {**extra, **core_models.first(self.exchanged(task, params), client)})
-        mixed = {name: torch.tensordot(prior, value, 1) for name, value in rows.items()}
+        mixed = {name: torch.tensordot(prior, value, 1) for name, value in examples.items()}
         return State(Model({**params, **mixed}, stats), extra)
 
     def send(self, task: Task, server: State, client: Client) -> State:
         which = server.extra["wanted"][client.index] if self.downloads else core_models.others(client)
-        sent = {name: rows[which] for name, rows in server.extra["cores"].items()}
+        sent = {name: examples[which] for name, examples in server.extra["cores"].items()}
         return State(Model({}, {}), {"cores": sent, "which": which, "prior": server.extra["prior"]})
 
     def start(self, task: Task, ctx: Context) -> Model:
-        return Model({**ctx.own.model.params, **ctx.own.extra["core"]}, ctx.own.model.stats)
+        return Model({**ctx.client_state.model.params, **ctx.client_state.extra["core"]}, ctx.client_state.model.stats)
 
     def begin(self, task: Task, ctx: Context) -> Work:
-        relation = {"relation": ctx.own.extra["relation"]}
+        relation = {"relation": ctx.client_state.extra["relation"]}
         extra = {**relation, "velocity": task.sgd.init(relation), "key": torch.zeros_like(ctx.client.index)}
         return super().begin(task, ctx)._replace(extra=extra)
 
@@ -90,14 +90,16 @@ class APPLE(Algorithm):
 
         trained, relation = tree.pick(params, self.trains), work.extra["relation"]
         (grads, grad_p), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, relation)
-        grads |= tree.scale({name: grads[name] for name in ctx.down.extra["cores"]}, self.core_rate)
-        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.rate)
-        plain, rate = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_rate)
-        moved, velocity_p = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], rate)
-        rows = batch.live.sum().to(work.rows)
-        sums = {name: total + rows * outcome.metrics[name].detach() for name, total in work.sums.items()}
+        grads |= tree.scale({name: grads[name] for name in ctx.down.extra["cores"]}, self.core_lr)
+        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
+        plain, lr = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_lr)
+        moved, velocity_p = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], lr)
+        examples = batch.mask.sum().to(work.examples)
+        sums = {name: total + examples * outcome.metrics[name].detach() for name, total in work.sums.items()}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return Work(model, velocity, work.rows + rows, sums, {**moved, "velocity": velocity_p, "key": batch.key})
+        return Work(
+            model, velocity, work.examples + examples, sums, {**moved, "velocity": velocity_p, "key": batch.key}
+        )
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done, relation = super().finish(task, ctx, work), work.extra["relation"]
@@ -107,7 +109,7 @@ class APPLE(Algorithm):
             own |= core_models.keep(ctx)
             up["wanted"] = core_models.wish(ctx, relation, own["had"], work.extra["key"])
         mixed = Model({**work.model.params, **core_models.mix(ctx, core, relation)}, work.model.stats)
-        return done._replace(up=State(Model(core, {}), up), own=State(mixed, own))
+        return done._replace(up=State(Model(core, {}), up), client_state=State(mixed, own))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         uploads = {"cores": ups.model.params, **ups.extra}
@@ -115,6 +117,6 @@ class APPLE(Algorithm):
         return server._replace(extra=server.extra | updated), {}
 
     def _focus(self, client: Client) -> Tensor:  # λ(r)
-        progress = (client.round - 1).to(client.rate.dtype) / self.horizon
+        progress = (client.round - 1).to(client.lr.dtype) / self.horizon
         decay = (1 + torch.cos(torch.pi * progress)) / 2 if self.schedule == "cosine" else 0.001**progress
         return torch.where(progress < 1, decay, 0)

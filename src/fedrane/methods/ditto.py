@@ -30,7 +30,7 @@ from fedrane.tree import Tensors
 class Ditto(Algorithm):
     """FedAvg, and a personal model pulled towards the global one."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.1, 0.5, 1.0, 2.0)}
 
     strength: float = 1.0  # λ
@@ -46,10 +46,10 @@ class Ditto(Algorithm):
 
     def start(self, task: Task, ctx: Context) -> Model:
         """The global model with its private layers, not those of v_k."""
-        return super().start(task, ctx._replace(own=State(Model(**ctx.own.extra["global"]), {})))
+        return super().start(task, ctx._replace(client_state=State(Model(**ctx.client_state.extra["global"]), {})))
 
     def begin(self, task: Task, ctx: Context) -> Work:
-        personal = ctx.own.model
+        personal = ctx.client_state.model
         velocity = task.sgd.init(tree.pick(personal.params, self.trains))
         return super().begin(task, ctx)._replace(extra={"personal": personal._asdict(), "velocity": velocity})
 
@@ -61,8 +61,8 @@ class Ditto(Algorithm):
         return after._replace(extra={"personal": personal._asdict(), "velocity": velocity})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
-        own = State(Model(**work.extra["personal"]), self._kept(task, work.model))
-        return super().finish(task, ctx, work)._replace(own=own)
+        personal = State(Model(**work.extra["personal"]), self._kept(task, work.model))
+        return super().finish(task, ctx, work)._replace(client_state=personal)
 
     def _kept(self, task: Task, model: Model) -> dict[str, Any]:
         """The part of the global model that stays with the client: normalisation layers under norm=local."""
@@ -79,5 +79,5 @@ class Ditto(Algorithm):
 
         trained = tree.pick(model.params, self.trains)
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
-        trained, velocity = task.sgd.update(trained, grads, velocity, ctx.client.rate)
+        trained, velocity = task.sgd.update(trained, grads, velocity, ctx.client.lr)
         return Model({**model.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), velocity

@@ -28,22 +28,22 @@ from fedrane.task import Batch, Client, Context, Model, State, Task
 class FedBABU(Algorithm):
     """A body trained under a fixed random head; at the end each client fine-tunes a copy."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
-    grid: ClassVar[Grid] = {"tune_rate": (0.03, 0.1, 0.3)}
+    models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    grid: ClassVar[Grid] = {"tune_lr": (0.03, 0.1, 0.3)}
 
     tune: str = "full"
     tune_epochs: int = 5  # τ_f
-    tune_rate: float = 0.1  # times the learning rate of the last round that was run
+    tune_lr: float = 0.1  # times the learning rate of the last round that was run
 
     def __post_init__(self) -> None:
         check_choices(self, tune=("full", "head", "body"))
-        check_ranges(self, tune_epochs=(1, 1000), tune_rate=(1e-6, 1e3))
+        check_ranges(self, tune_epochs=(1, 1000), tune_lr=(1e-6, 1e3))
 
     def trains(self, name: str) -> bool:
         return not _head(name)
 
-    def finale(self) -> tuple[Algorithm, ...]:
-        return (Tuning(self.tune, self.tune_epochs, self.tune_rate),)
+    def post_training(self) -> tuple[Algorithm, ...]:
+        return (Tuning(self.tune, self.tune_epochs, self.tune_lr),)
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Tuning(FedBABU):
         return not _head(name)
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
-        client = ctx.client._replace(rate=self.tune_rate * ctx.client.rate)
+        client = ctx.client._replace(lr=self.tune_lr * ctx.client.lr)
         return super().step(task, ctx._replace(client=client), work, batch)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(up=State(Model({}, {}), {}), own=State(work.model, {}))
+        return done._replace(up=State(Model({}, {}), {}), client_state=State(work.model, {}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         return server, {}
@@ -70,7 +70,7 @@ class Tuning(FedBABU):
     def local_epochs(self, epochs: int) -> int:
         return self.tune_epochs
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ()
 
 

@@ -46,7 +46,7 @@ class FedDyn(Algorithm):
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
-        dual = ctx.own.extra["dual"]
+        dual = ctx.client_state.extra["dual"]
         here = {name: model.params[name] for name in dual}
         away = tree.sub(here, {name: ctx.down.model.params[name] for name in dual})
         return loss - tree.dot(dual, here) + self.strength / 2 * tree.dot(away, away), outcome
@@ -55,13 +55,13 @@ class FedDyn(Algorithm):
         done = super().finish(task, ctx, work)
         dual = {
             name: value - self.strength * (work.model.params[name] - ctx.down.model.params[name])
-            for name, value in ctx.own.extra["dual"].items()
+            for name, value in ctx.client_state.extra["dual"].items()
         }
-        return done._replace(own=done.own._replace(extra={"dual": dual}))
+        return done._replace(client_state=done.client_state._replace(extra={"dual": dual}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         averaged, record = super().aggregate(task, server, ups, cohort)
-        equal = torch.full_like(cohort.rate, 1 / len(cohort.index), dtype=torch.float64)
+        equal = torch.full_like(cohort.lr, 1 / len(cohort.index), dtype=torch.float64)
         mean = tree.move(server.model.params, ups.model.params, equal)
         share = self.strength * len(cohort.index) / cohort.population
         before, dual = server.model.params, server.extra["dual"]

@@ -43,7 +43,7 @@ class FedMTL(Algorithm):
     floor: float = 0.1
     """Times 1/N: the smallest eigenvalue of Ω."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.01, 0.03, 0.1)}
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class FedMTL(Algorithm):
         return State(Model({}, {}), {"pull": pull, "own": precision[client.index]})
 
     def start(self, task: Task, ctx: Context) -> Model:
-        return ctx.own.model
+        return ctx.client_state.model
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
@@ -82,7 +82,7 @@ class FedMTL(Algorithm):
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(up=State(Model(done.up.model.params, {}), {}), own=State(work.model, {}))
+        return done._replace(up=State(Model(done.up.model.params, {}), {}), client_state=State(work.model, {}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         new = ups.model.params
@@ -90,10 +90,10 @@ class FedMTL(Algorithm):
         omega = covariance(rows, self.floor)
         mean = server.model.params | {name: stacked.mean(0) for name, stacked in rows.items()}
         record: dict[str, Any] = {}
-        factor, limit = float(cohort.rate.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
+        factor, limit = float(cohort.lr.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
         if factor >= limit and int(cohort.round.min()) == 1:
             remedy = "use a smaller lr or method.strength, or a larger method.floor"
-            record["say"] = [
+            record["messages"] = [
                 f"lr · 2 · strength / floor is {factor:.3g}, and from {limit:.3g} on training is unstable: {remedy}"
             ]
         return State(Model(mean, server.model.stats), {"rows": rows, "covariance": omega}), record

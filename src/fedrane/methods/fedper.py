@@ -20,7 +20,7 @@ from fedrane.algorithm import PERSONAL, Algorithm
 class FedPer(Algorithm):
     """A shared body, and a head that never leaves its client."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def shares(self, name: str) -> bool:
         return not name.startswith("head.")

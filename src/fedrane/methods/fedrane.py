@@ -28,7 +28,7 @@ from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_
 class FedRANE(Algorithm):
     """Relational augmentation on the clients, Nash bargaining on the server."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
     needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.SCALE_NEEDS}
     lra: bool = True
@@ -83,11 +83,11 @@ class FedRANE(Algorithm):
         plain = self._loss(net, z, batch)
         if not self.lra:
             return plain, Outcome(net.stats, {"loss": plain})
-        augmented, relations = self._augment(net, z, batch.live)
+        augmented, relations = self._augment(net, z, batch.mask)
         loss = self.augmented * self._loss(net, augmented, batch) + (1 - self.augmented) * plain
         before, after = (net.part("project", each) if self.projection else each for each in (z, augmented))
-        cd = discrimination(before, after, batch.live, self.temperature)
-        facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.live)}
+        cd = discrimination(before, after, batch.mask, self.temperature)
+        facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.mask)}
         return loss + self.contrast * cd, Outcome(net.stats, facts)
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
@@ -100,18 +100,18 @@ class FedRANE(Algorithm):
     def depends_on_batch(self, task: Task) -> bool:
         return super().depends_on_batch(task) or (self.lra and self.predict_on == "relational")
 
-    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
-        net = task.answering(model, live)
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        net = task.evaluating(model, mask)
         z = self._normalise(net.body(x))
-        return self._scores(net, self._augment(net, z, live)[0] if self.lra and self.predict_on == "relational" else z)
+        return self._scores(net, self._augment(net, z, mask)[0] if self.lra and self.predict_on == "relational" else z)
 
     def _normalise(self, z: Tensor) -> Tensor:
         return sphere.unit(z) if self.head == "orthonormal" else z
 
-    def _augment(self, net: Net, z: Tensor, live: Tensor) -> tuple[Tensor, graph.Relations]:
+    def _augment(self, net: Net, z: Tensor, mask: Tensor) -> tuple[Tensor, graph.Relations]:
         source, args = z if self.graph_gradient else z.detach(), (self.relation, self.alternations, self.closed_form)
-        relations = graph.relations(source, live, *args, differentiable=self.graph_gradient)
-        return self._normalise(net.part("relate", z, relations.adjacency, live)), relations
+        relations = graph.relations(source, mask, *args, differentiable=self.graph_gradient)
+        return self._normalise(net.part("relate", z, relations.adjacency, mask)), relations
 
     def _scores(self, net: Net, z: Tensor) -> Tensor:
         return net.head(z) * (self.scale if self.head == "orthonormal" and self.loss == "ce" else 1.0)

@@ -41,7 +41,7 @@ class ZeroLinear(nn.Linear):
 class FedRoD(Algorithm):
     """A generic predictor for balanced classes, and a personal one added to it."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"balance": (0.5, 1.0)}
 
     balance: float = 1.0  # γ
@@ -72,8 +72,8 @@ class FedRoD(Algorithm):
     def global_model(self, task: Task, server: State) -> Model:
         return Model(tree.pick(server.model.params, self.shares), server.model.stats)
 
-    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
-        net = task.answering(model, live)
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        net = task.evaluating(model, mask)
         features = net.body(x)
         scores = net.head(features)
         return scores + net.part("personal", features) if any(map(_personal, model.params)) else scores

@@ -12,7 +12,7 @@ from fedrane.algorithm import PERSONAL, Algorithm
 class Local(Algorithm):
     """Local training only, from the same initial model as all other methods."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
 
     def shares(self, name: str) -> bool:
         return False

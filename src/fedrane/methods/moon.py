@@ -65,23 +65,23 @@ class MOON(Algorithm):
         z = net.part("project", features)
         loss = cross_entropy(net.head(z if self.projection == "inline" else features), batch)
         sent = self._fixed(task, self.start(task, ctx), batch)
-        previous = self._fixed(task, Model(**ctx.own.extra["previous"]), batch)
+        previous = self._fixed(task, Model(**ctx.client_state.extra["previous"]), batch)
         away = ((unit(z) * previous).sum(-1) - (unit(z) * sent).sum(-1)) / self.temperature
-        contrast = masked_mean(F.softplus(away), batch.live)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
+        contrast = masked_mean(F.softplus(away), batch.mask)  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
         return loss + self.strength * contrast, Outcome(net.stats, {"loss": loss, "contrast": contrast})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(own=done.own._replace(extra={"previous": _encoder(work.model)}))
+        return done._replace(client_state=done.client_state._replace(extra={"previous": _encoder(work.model)}))
 
-    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
-        net = task.answering(model, live)
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        net = task.evaluating(model, mask)
         features = net.body(x)
         return net.head(net.part("project", features) if self.projection == "inline" else features)
 
     def _fixed(self, task: Task, model: Model, batch: Batch) -> Tensor:
         """The normalised z of a fixed model."""
-        net = task.answering(model, batch.live)
+        net = task.evaluating(model, batch.mask)
         return unit(net.part("project", net.body(batch.x))).detach()
 
 

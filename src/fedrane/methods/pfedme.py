@@ -32,19 +32,19 @@ from fedrane.task import Batch, Client, Context, Model, State, Task
 class PFedMe(Algorithm):
     """Personal models near a global one that minimises their Moreau envelopes."""
 
-    answers: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    grid: ClassVar[Grid] = {"strength": (5.0, 15.0), "outer_rate": (0.02, 0.05)}
+    models: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    grid: ClassVar[Grid] = {"strength": (5.0, 15.0), "outer_lr": (0.02, 0.05)}
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K
-    inner_rate: float = 0.03  # α
-    outer_rate: float = 0.05  # η
+    inner_lr: float = 0.03  # α
+    outer_lr: float = 0.05  # η
     blend: float = 1.0  # β
 
     def __post_init__(self) -> None:
-        check_ranges(self, strength=(1e-6, 1e6), inner_steps=(1, 1000), inner_rate=(1e-9, 1e3))
-        check_ranges(self, outer_rate=(1e-9, 1e3), blend=(0, 10))
-        for name in ("inner_rate", "outer_rate"):
+        check_ranges(self, strength=(1e-6, 1e6), inner_steps=(1, 1000), inner_lr=(1e-9, 1e3))
+        check_ranges(self, outer_lr=(1e-9, 1e3), blend=(0, 10))
+        for name in ("inner_lr", "outer_lr"):
             if getattr(self, name) * self.strength >= 2:
                 raise ConfigError(
                     f"method.{name}={getattr(self, name)} with method.strength={self.strength}",
@@ -66,23 +66,23 @@ class PFedMe(Algorithm):
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         local = work.extra["local"]
-        client = ctx.client._replace(rate=torch.full_like(ctx.client.rate, self.inner_rate))
+        client = ctx.client._replace(lr=torch.full_like(ctx.client.lr, self.inner_lr))
         around = ctx._replace(down=State(Model(local, {}), {}), client=client)
         for _ in range(self.inner_steps):
             work = super().step(task, around, work, batch)
-        share = self.outer_rate * self.strength
+        share = self.outer_lr * self.strength
         moved = {name: value - share * (value - work.model.params[name]) for name, value in local.items()}
         return work._replace(extra={"local": moved})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
         up = done.up._replace(model=Model(work.extra["local"], done.up.model.stats))
-        return done._replace(up=up, own=State(work.model, {}))
+        return done._replace(up=up, client_state=State(work.model, {}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         averaged, record = super().aggregate(task, server, ups, cohort)
         params = tree.move(server.model.params, ups.model.params, self.blend * sample_ratio(cohort))
         if int(cohort.round.min()) == 1:
-            rates = f"method.inner_rate={self.inner_rate} and method.outer_rate={self.outer_rate}"
-            record["say"] = [f"pFedMe uses its own learning rates, {rates}; lr and its schedule are not used"]
+            rates = f"method.inner_lr={self.inner_lr} and method.outer_lr={self.outer_lr}"
+            record["messages"] = [f"pFedMe uses its own learning rates, {rates}; lr and its schedule are not used"]
         return averaged._replace(model=Model(params, averaged.model.stats)), record

@@ -36,11 +36,11 @@ class Scaffold(Algorithm):
     """Control variates against client drift."""
 
     option: str = "II"
-    global_rate: float = 1.0  # η_g
+    global_lr: float = 1.0  # η_g
 
     def __post_init__(self) -> None:
         check_choices(self, option=("I", "II"))
-        check_ranges(self, global_rate=(1e-6, 1e3))
+        check_ranges(self, global_lr=(1e-6, 1e3))
 
     def prepare(self, task: Task) -> Task:
         if self.option == "II" and (task.sgd.momentum or task.sgd.clip):
@@ -56,8 +56,8 @@ class Scaffold(Algorithm):
         return State(model, {"control": tree.zeros_like(self.exchanged(task, model.params))})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        own = super().join(task, server, client)
-        return own._replace(extra={"control": tree.zeros_like(server.extra["control"])})
+        client_state = super().join(task, server, client)
+        return client_state._replace(extra={"control": tree.zeros_like(server.extra["control"])})
 
     def send(self, task: Task, server: State, client: Client) -> State:
         return super().send(task, server, client)._replace(extra=server.extra)
@@ -65,12 +65,12 @@ class Scaffold(Algorithm):
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         """A linear term whose gradient is c − c_i."""
         loss, outcome = super().objective(task, ctx, model, batch)
-        drift = tree.sub(ctx.down.extra["control"], ctx.own.extra["control"])
+        drift = tree.sub(ctx.down.extra["control"], ctx.client_state.extra["control"])
         return loss + tree.dot(drift, {name: model.params[name] for name in drift}), outcome
 
     def begin(self, task: Task, ctx: Context) -> Work:
         work = super().begin(task, ctx)
-        gradient = tree.zeros_like(ctx.own.extra["control"]) if self.option == "I" else {}
+        gradient = tree.zeros_like(ctx.client_state.extra["control"]) if self.option == "I" else {}
         return work._replace(extra={"gradient": gradient})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
@@ -83,27 +83,27 @@ class Scaffold(Algorithm):
         def loss(trained: Tensors) -> Tensor:
             return Algorithm.objective(self, task, ctx, Model({**origin.params, **trained}, work.model.stats), batch)[0]
 
-        grads, rows = grad(loss)(here), batch.live.sum().to(work.rows.dtype)
+        grads, examples = grad(loss)(here), batch.mask.sum().to(work.examples.dtype)
         grads = {name: grads[name] + task.sgd.weight_decay * here[name] for name in here}
-        return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(grads, rows))})
+        return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(grads, examples))})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        before, control = ctx.own.extra["control"], ctx.down.extra["control"]
+        before, control = ctx.client_state.extra["control"], ctx.down.extra["control"]
         if self.option == "I":
-            after = tree.scale(work.extra["gradient"], 1 / work.rows.clamp(min=1))
+            after = tree.scale(work.extra["gradient"], 1 / work.examples.clamp(min=1))
         else:
             origin = self.start(task, ctx)
             change = {name: origin.params[name] - work.model.params[name] for name in control}
-            mean = tree.scale(change, 1 / (ctx.client.steps * ctx.client.rate).clamp(min=1e-30))
+            mean = tree.scale(change, 1 / (ctx.client.steps * ctx.client.lr).clamp(min=1e-30))
             after = tree.add(tree.sub(before, control), mean)
         up = done.up._replace(extra={"control": tree.sub(after, before)})
-        return done._replace(up=up, own=done.own._replace(extra={"control": after}))
+        return done._replace(up=up, client_state=done.client_state._replace(extra={"control": after}))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         averaged, record = super().aggregate(task, server, ups, cohort)
-        equal = torch.full_like(cohort.rate, self.global_rate / len(cohort.index), dtype=torch.float64)
+        equal = torch.full_like(cohort.lr, self.global_lr / len(cohort.index), dtype=torch.float64)
         params = tree.move(server.model.params, ups.model.params, equal)
-        change = {name: rows.sum(0) / cohort.population for name, rows in ups.extra["control"].items()}
+        change = {name: examples.sum(0) / cohort.population for name, examples in ups.extra["control"].items()}
         control = tree.add(server.extra["control"], change)
         return State(Model(params, averaged.model.stats), {"control": control}), record

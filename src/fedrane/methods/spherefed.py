@@ -36,7 +36,7 @@ HEAD = "head.weight"
 class SphereFed(Algorithm):
     """A fixed orthonormal head on unit features, calibrated in closed form."""
 
-    answers: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"ridge": (1e-4, 1e-3, 1e-2)}
     needs: ClassVar[Needs] = {"calibrate=True": ("ridge",)}
 
@@ -57,14 +57,14 @@ class SphereFed(Algorithm):
         loss = sphere.squared_error(net.head(_features(net, batch.x)), batch)
         return loss, Outcome(net.stats, {"loss": loss})
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return (Calibration(self.calibrate, self.ridge),) if self.calibrate else ()
 
     def global_model(self, task: Task, server: State) -> Model:
         return Model(server.model.params | server.extra, server.model.stats)
 
-    def predict(self, task: Task, model: Model, x: Tensor, live: Tensor) -> Tensor:
-        net = task.answering(model, live)
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        net = task.evaluating(model, mask)
         return net.head(_features(net, x))
 
 
@@ -82,26 +82,26 @@ class Calibration(SphereFed):
         return super().begin(task, ctx)._replace(extra=zeros._asdict())
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
-        net = task.answering(work.model, batch.live)
+        net = task.evaluating(work.model, batch.mask)
         z = _features(net, batch.x)
-        rows = batch.live.sum().to(work.rows.dtype)
-        loss = work.sums["loss"] + rows * sphere.squared_error(net.head(z), batch)
+        examples = batch.mask.sum().to(work.examples.dtype)
+        loss = work.sums["loss"] + examples * sphere.squared_error(net.head(z), batch)
         sums = tree.add(work.extra, sphere.Moments.of(z, batch, task.classes)._asdict())
-        return work._replace(rows=work.rows + rows, sums={"loss": loss}, extra=sums)
+        return work._replace(examples=work.examples + examples, sums={"loss": loss}, extra=sums)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done = super().finish(task, ctx, work)
-        return done._replace(up=State(Model({}, {}), work.extra), own=ctx.own)
+        return done._replace(up=State(Model({}, {}), work.extra), client_state=ctx.client_state)
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        if GLOBAL not in self.answers_on(task):
-            return server, {"say": ["no calibration: with norm=local there is no global model"]}
-        moments = sphere.Moments(**{name: rows.sum(0) for name, rows in ups.extra.items()})
+        if GLOBAL not in self.models_on(task):
+            return server, {"messages": ["no calibration: with norm=local there is no global model"]}
+        moments = sphere.Moments(**{name: examples.sum(0) for name, examples in ups.extra.items()})
         head = moments.ridge_regression(self.ridge)
         record = {"calibration/loss": float(moments.squared_error(head))}  # train/loss is that of the fixed head
         return server._replace(extra={HEAD: head.to(task.dtype).contiguous()}), record
 
-    def finale(self) -> tuple[Algorithm, ...]:
+    def post_training(self) -> tuple[Algorithm, ...]:
         return ()
 
 

@@ -48,10 +48,10 @@ def _check_split(whole: nn.Module, body: nn.Module, head: nn.Module, name: str, 
     """The head must be the last thing the network does; shown on two made-up rows."""
     modes = [(module, module.training) for module in (whole, body, head)]
     parameter = next(whole.parameters(), torch.zeros(()))
-    rows = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
-    rows = rows.to(parameter.device)
-    expected = _try(whole, rows)
-    got = _try(nn.Sequential(body, head), rows)
+    examples = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
+    examples = examples.to(parameter.device)
+    expected = _try(whole, examples)
+    got = _try(nn.Sequential(body, head), examples)
     for module, mode in modes:
         module.train(mode)
     if isinstance(expected, str):
@@ -64,11 +64,11 @@ def _check_split(whole: nn.Module, body: nn.Module, head: nn.Module, name: str, 
         )
 
 
-def _try(network: nn.Module, rows: Tensor) -> Tensor | str:
+def _try(network: nn.Module, examples: Tensor) -> Tensor | str:
     """Class scores, or why there are none."""
     try:
         with torch.no_grad():
-            scores: Tensor = network.eval()(rows)
+            scores: Tensor = network.eval()(examples)
             return scores
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return str(error).splitlines()[0]

@@ -26,7 +26,7 @@ class Pass:
     """One evaluation of a network: is it training, which rows are live, which key its noise has, and what came out."""
 
     train: bool
-    live: Tensor
+    mask: Tensor
     full: bool
     key: Tensor | None = None
     fresh: dict[str, Tensor] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class MaskedBatchNorm(nn.Module):
             return self._answer(x)
         if now is None or now.full:
             return self._all_rows(x, now)
-        return self._live_rows(x, now)
+        return self._unmasked(x, now)
 
     def _answer(self, x: Tensor) -> Tensor:
         mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
@@ -77,8 +77,8 @@ class MaskedBatchNorm(nn.Module):
 
     def _all_rows(self, x: Tensor, now: Pass | None) -> Tensor:
         if x.numel() == x.shape[1]:  # one value per channel is its own mean: the output is the bias
-            live = torch.ones(len(x), dtype=torch.bool, device=x.device)
-            return self._live_rows(x, now or Pass(self.training, live, True))
+            mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            return self._unmasked(x, now or Pass(self.training, mask, True))
         if not self.tracked or now is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         mean, var = self.get_buffer("running_mean").clone(), self.get_buffer("running_var").clone()
@@ -86,13 +86,13 @@ class MaskedBatchNorm(nn.Module):
         self._record(now, mean, var)
         return y
 
-    def _live_rows(self, x: Tensor, now: Pass) -> Tensor:
+    def _unmasked(self, x: Tensor, now: Pass) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = x.new_ones(self.channels, dtype=dtype) if self.weight is None else self.weight
         bias = x.new_zeros(self.channels, dtype=dtype) if self.bias is None else self.bias
         running = (self.running_mean, self.running_var) if self.tracked else (bias, weight)
         old = torch.stack([value.detach() for value in running if value is not None])
-        y, new = normalise(x, now.live, weight, bias, old, self.eps, self.momentum)
+        y, new = normalise(x, now.mask, weight, bias, old, self.eps, self.momentum)
         if self.tracked:
             self._record(now, new[0], new[1])
         return y

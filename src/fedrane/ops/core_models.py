@@ -27,9 +27,9 @@ def copies(core: Tensors, count: int) -> Tensors:
     return {name: value.expand(count, *value.shape) for name, value in core.items()}
 
 
-def put(rows: T, positions: Tensor, new: T) -> T:
+def put(examples: T, positions: Tensor, new: T) -> T:
     """A stack of trees with some of its rows replaced."""
-    return tree.map(lambda old, row: old.index_copy(0, positions, row), rows, new)
+    return tree.map(lambda old, row: old.index_copy(0, positions, row), examples, new)
 
 
 def next_in_number(clients: Tensor, most: int) -> Tensor:
@@ -50,12 +50,12 @@ def others(client: Client) -> Tensor:
 
 def mix(ctx: Context, core: Tensors, relation: Tensor) -> Tensors:
     """Σ_j p_j w_j: the client's own core, those that came down, and of all others the last copies."""
-    which, fresh, kept = ctx.down.extra["which"], ctx.down.extra["cores"], ctx.own.extra.get("cores", {})
+    which, fresh, kept = ctx.down.extra["which"], ctx.down.extra["cores"], ctx.client_state.extra.get("cores", {})
     at_hand = torch.cat([ctx.client.index.reshape(1), which])
     own, rest = relation.index_select(0, at_hand[:1]), torch.where(_among(at_hand, ctx.client), 0, relation)
     came = relation.index_select(0, which)
-    mixed = {name: own * core[name].flatten() + came @ rows.flatten(1) for name, rows in fresh.items()}
-    mixed |= {name: mixed[name] + rest @ rows.flatten(1) for name, rows in kept.items()}
+    mixed = {name: own * core[name].flatten() + came @ examples.flatten(1) for name, examples in fresh.items()}
+    mixed |= {name: mixed[name] + rest @ examples.flatten(1) for name, examples in kept.items()}
     return {name: value.reshape(core[name].shape) for name, value in mixed.items()}
 
 
@@ -66,10 +66,10 @@ def first(core: Tensors, client: Client) -> dict[str, Any]:
 
 def keep(ctx: Context) -> dict[str, Any]:
     """The client's copies with those that came in their positions, and how often each has come by now."""
-    down, own = ctx.down.extra, ctx.own.extra
+    down, client_state = ctx.down.extra, ctx.client_state.extra
     return {
-        "cores": put(own["cores"], down["which"], down["cores"]),
-        "had": own["had"] + _among(down["which"], ctx.client),
+        "cores": put(client_state["cores"], down["which"], down["cores"]),
+        "had": client_state["had"] + _among(down["which"], ctx.client),
     }
 
 

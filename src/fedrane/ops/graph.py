@@ -69,20 +69,20 @@ class Relations(NamedTuple):
     """The relative change of B in the last alternation."""
 
 
-def pearson(rows: Tensor, live: Tensor) -> Tensor:
+def pearson(examples: Tensor, mask: Tensor) -> Tensor:
     """The correlation of each pair of rows; 0 for constant rows and padding."""
-    return normed(rows, live) @ normed(rows, live).mT
+    return normed(examples, mask) @ normed(examples, mask).mT
 
 
-def normed(rows: Tensor, live: Tensor) -> Tensor:
+def normed(examples: Tensor, mask: Tensor) -> Tensor:
     """The rows minus their mean, with norm 1: their inner products are Pearson's coefficients."""
-    rows = torch.where(live[..., None], rows, 0)
-    centred = rows - rows.mean(-1, keepdim=True)
+    examples = torch.where(mask[..., None], examples, 0)
+    centred = examples - examples.mean(-1, keepdim=True)
     # A constant row leaves only rounding errors, which are recognised by their size relative to the row.
-    scale = rows.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    scale = examples.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(examples.dtype).tiny)
     centred = centred / scale
     length = centred.square().sum(-1, keepdim=True)
-    noise = (4 * torch.finfo(rows.dtype).eps) ** 2 * rows.shape[-1]
+    noise = (4 * torch.finfo(examples.dtype).eps) ** 2 * examples.shape[-1]
     return torch.where(length > noise, centred * torch.rsqrt(length.clamp(min=noise)), 0)
 
 
@@ -110,7 +110,7 @@ def _without_tf32() -> Iterator[None]:
 @_without_tf32()
 def relations(
     features: Tensor,
-    live: Tensor,
+    mask: Tensor,
     strength: float,
     alternations: int = 5,
     closed_form: str = "exact",
@@ -126,21 +126,21 @@ def relations(
     """
     dtype = features.dtype
     features = features.double() if closed_form == "paper" else features
-    correlation = pearson(features, live)
+    correlation = pearson(features, mask)
     square = correlation.mT @ correlation
     fits = square.shape[-1] <= MAX_KERNEL_SIZE and not differentiable
     if fits and (kernels := dispatch.gpu_kernels(square, "inverse")):
         settings = (strength, alternations, floor, tolerance, MIN_ROOT)
-        weights, change = on_stack(kernels.relate, square, live, *settings)
+        weights, change = on_stack(kernels.relate, square, mask, *settings)
     else:
-        weights, change = _alternate(square, live, strength, alternations, closed_form, floor, tolerance)
+        weights, change = _alternate(square, mask, strength, alternations, closed_form, floor, tolerance)
     weights, size = weights.to(dtype), weights.abs()
     return Relations(((size + size.mT) / 2).to(dtype), weights, change.to(dtype))
 
 
 def _alternate(
     square: Tensor,
-    live: Tensor,
+    mask: Tensor,
     strength: float,
     alternations: int,
     closed_form: str,
@@ -148,7 +148,7 @@ def _alternate(
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
     """B for a given PᵀP, and its relative change in the last alternation."""
-    pairs = (live[..., :, None] & live[..., None, :]).to(square.dtype)
+    pairs = (mask[..., :, None] & mask[..., None, :]).to(square.dtype)
     eye = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     penalty = (2 * strength) * eye.expand_as(square)
     weights = torch.zeros_like(square)
@@ -156,8 +156,8 @@ def _alternate(
     settled = torch.zeros_like(change, dtype=torch.bool)
     for number in range(alternations):
         if number:
-            penalty = (2 * strength) * inverse_root(weights @ weights.mT + floor * eye, live)
-        new = _solve(square, penalty, eye, live, closed_form) * pairs
+            penalty = (2 * strength) * inverse_root(weights @ weights.mT + floor * eye, mask)
+        new = _solve(square, penalty, eye, mask, closed_form) * pairs
         moved = torch.linalg.matrix_norm(new - weights) / torch.linalg.matrix_norm(new).clamp(min=TINY)
         change = torch.where(settled, change, moved)
         weights = torch.where(settled[..., None, None], weights, new)
@@ -165,12 +165,12 @@ def _alternate(
     return weights, change
 
 
-def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_form: str) -> Tensor:
+def _solve(square: Tensor, penalty: Tensor, eye: Tensor, mask: Tensor, closed_form: str) -> Tensor:
     """B for a fixed Φ, with an exactly zero diagonal."""
     matrix = square + penalty
     # The possible rounding error, added so that the matrix stays positive in float32 even if the penalty is tiny.
     matrix = matrix + torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
-    root = inverse_root(matrix, live, _MIN_ROOT[matrix.dtype])
+    root = inverse_root(matrix, mask, _MIN_ROOT[matrix.dtype])
     inverse = root @ root.mT
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
@@ -180,7 +180,7 @@ def _solve(square: Tensor, penalty: Tensor, eye: Tensor, live: Tensor, closed_fo
     return -(spread + inverse * gamma[..., None, :]) * (1 - eye)
 
 
-def inverse_root(matrix: Tensor, live: Tensor, min_root: float = MIN_ROOT) -> Tensor:
+def inverse_root(matrix: Tensor, mask: Tensor, min_root: float = MIN_ROOT) -> Tensor:
     """M^(-1/2) of a symmetric positive matrix by coupled Newton–Schulz iterations: only products, no ``eigh``.
 
     Each iteration is scaled to the interval that still contains the roots of the eigenvalues, which halves their
@@ -188,11 +188,11 @@ def inverse_root(matrix: Tensor, live: Tensor, min_root: float = MIN_ROOT) -> Te
     iteration.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
-    both = live[..., :, None] & live[..., None, :]
+    both = mask[..., :, None] & mask[..., None, :]
     inner = torch.where(both, matrix, 0)
     scale = torch.linalg.matrix_norm(inner, keepdim=True).clamp(min=TINY)
     shape, size = matrix.shape, matrix.shape[-1]
-    left = torch.where(both, matrix / scale, eye * (~live)[..., None]).reshape(-1, size, size)
+    left = torch.where(both, matrix / scale, eye * (~mask)[..., None]).reshape(-1, size, size)
     right = None
     eye = eye.reshape(-1, size, size)
     for factor in _scales(min_root):
@@ -227,28 +227,28 @@ def effective_rank(weights: Tensor) -> Tensor:
     return total.square() / product.square().sum((-2, -1)).clamp(min=TINY)
 
 
-def homophily(adjacency: Tensor, y: Tensor, live: Tensor) -> Tensor:
+def homophily(adjacency: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """The share of edge weight within classes, divided by the share of pairs within classes: 1 is chance."""
     others = 1 - torch.eye(len(y), dtype=adjacency.dtype, device=adjacency.device)
-    pairs = (live[:, None] & live[None, :]).to(adjacency.dtype) * others
+    pairs = (mask[:, None] & mask[None, :]).to(adjacency.dtype) * others
     same = (y[:, None] == y[None, :]).to(adjacency.dtype) * pairs
     prior = same.sum() / pairs.sum().clamp(min=1)
     share = (adjacency * same).sum() / adjacency.sum().clamp(min=TINY)
     return share / prior.clamp(min=TINY)
 
 
-def facts(relations: Relations, y: Tensor, live: Tensor) -> dict[str, Tensor]:
+def facts(relations: Relations, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """The recorded metrics of a graph, by the names in ``FACTS``."""
     return {
-        "degree": mean_degree(relations.adjacency, live),
+        "degree": mean_degree(relations.adjacency, mask),
         "rank": effective_rank(relations.weights),
-        "homophily": homophily(relations.adjacency, y, live),
+        "homophily": homophily(relations.adjacency, y, mask),
         "change": relations.change,
     }
 
 
-def mean_degree(adjacency: Tensor, live: Tensor) -> Tensor:
-    return adjacency.sum((-2, -1)) / live.sum(-1).clamp(min=1)
+def mean_degree(adjacency: Tensor, mask: Tensor) -> Tensor:
+    return adjacency.sum((-2, -1)) / mask.sum(-1).clamp(min=1)
 
 
 class _Identity(nn.Linear):
@@ -273,10 +273,10 @@ class MessagePassing(nn.Module):
             for layer in (nn.Linear, nn.Linear, _Identity)
         )
 
-    def forward(self, z: Tensor, adjacency: Tensor, live: Tensor) -> Tensor:
+    def forward(self, z: Tensor, adjacency: Tensor, mask: Tensor) -> Tensor:
         if self.top:
             adjacency = strongest(adjacency, self.top)
-        linked = (adjacency > 0) & live[..., None, :]
+        linked = (adjacency > 0) & mask[..., None, :]
         h = z
         for receive, send, value in zip(self.receive, self.send, self.value, strict=True):
             score = receive(h) @ send(h).mT / math.sqrt(self.width)

@@ -173,7 +173,7 @@ def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
     say += [f"the clients conflict: the bargain needed a ridge of {ridge:g}"] if ridge else []
     say += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
     return {
-        "say": say,
+        "messages": say,
         "gne/p": each([b.weights for b in bargains]),
         "gne/weights": each([a.weights for a in agreements]),
         "gne/norms": each([a.norms for a in agreements]),

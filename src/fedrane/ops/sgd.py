@@ -28,7 +28,7 @@ class SGD:
     def init(self, params: Tensors) -> Tensors:
         return tree.zeros_like(params) if self.momentum else {}
 
-    def update(self, params: Tensors, grads: Tensors, velocity: Tensors, rate: Tensor) -> tuple[Tensors, Tensors]:
+    def update(self, params: Tensors, grads: Tensors, velocity: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
         if self.clip:
             grads = tree.scale(grads, (self.clip / (tree.norm(grads) + 1e-6)).clamp(max=1))
         if self.weight_decay:
@@ -36,7 +36,7 @@ class SGD:
         if self.momentum:
             velocity = {name: self.momentum * velocity[name] + grads[name] for name in params}
             grads = velocity
-        return {name: sgd_step(params[name], grads[name], rate) for name in params}, velocity
+        return {name: sgd_step(params[name], grads[name], lr) for name in params}, velocity
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def with_head(task: Task, head: str) -> Task:
 def squared_error(scores: Tensor, batch: Batch) -> Tensor:
     """The mean of ½‖scores − e_y‖² without padding."""
     target = batch.targets(scores.shape[-1]).to(scores.dtype)
-    return masked_mean(0.5 * (scores - target).square().sum(-1), batch.live)
+    return masked_mean(0.5 * (scores - target).square().sum(-1), batch.mask)
 
 
 class Moments(NamedTuple):
@@ -60,7 +60,7 @@ class Moments(NamedTuple):
     """Σ z zᵀ."""
     cross: Tensor
     """Σ z e_yᵀ."""
-    rows: Tensor
+    examples: Tensor
 
     @classmethod
     def zeros(cls, width: int, classes: int, device: torch.device) -> Moments:
@@ -70,8 +70,8 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, features: Tensor, batch: Batch, classes: int) -> Moments:
-        z = torch.where(batch.live[:, None], features, 0).double()
-        return cls(z.mT @ z, z.mT @ batch.targets(classes).double(), batch.live.sum().double())
+        z = torch.where(batch.mask[:, None], features, 0).double()
+        return cls(z.mT @ z, z.mT @ batch.targets(classes).double(), batch.mask.sum().double())
 
     def ridge_regression(self, ridge: float) -> Tensor:
         """The head W that minimises Σ ‖Wz − e_y‖² + ridge ‖W‖²."""
@@ -82,5 +82,5 @@ class Moments(NamedTuple):
     def squared_error(self, head: Tensor) -> Tensor:
         """The mean of ½‖Wz − e_y‖² over the examples; ‖e_y‖ is 1."""
         head = head.double()
-        total = (head @ self.gram * head).sum() - 2 * (head * self.cross.mT).sum() + self.rows
-        return 0.5 * total / self.rows.clamp(min=1)
+        total = (head @ self.gram * head).sum() - 2 * (head * self.cross.mT).sum() + self.examples
+        return 0.5 * total / self.examples.clamp(min=1)

@@ -61,7 +61,9 @@ class Cell:
         return text if self.deviation is None else f"{text} ± {100 * self.deviation:.2f}"
 
 
-SAME = frozenset({"dataset", "data_root", "image_size", "clients", "participation", "dropout", "validation", "seed"})
+SAME = frozenset(
+    {"dataset", "data_root", "image_size", "clients", "participation", "client_dropout", "validation", "seed"}
+)
 """Keys that all methods of a comparison have in common: they decide the examples, the clients and the cohorts."""
 
 

@@ -45,7 +45,7 @@ class Speed:
 
     def seconds(self, experiment: Experiment, done: int = 0) -> float:
         """The time of a cell, without its first ``done`` rounds."""
-        rounds = experiment.rounds + len(experiment.algorithm.finale()) - done
+        rounds = experiment.rounds + len(experiment.algorithm.post_training()) - done
         trained = rounds * experiment.participation * experiment.epochs * self.rows
         return self.around + trained * self.row + rounds / experiment.eval_every * self.evaluation
 
@@ -112,7 +112,7 @@ def _with_few_examples(experiment: Experiment) -> Experiment:
 
 def _of_rounds(result: Result, wall: float) -> Speed:
     e, steady = result.experiment, min(result.history[:ROUNDS], key=lambda r: r["seconds"])
-    per_example = steady["seconds"] / max(steady["train/rows"], 1)
+    per_example = steady["seconds"] / max(steady["train/examples"], 1)
     evaluation = min(r["eval_seconds"] for r in result.history[:ROUNDS])
     inside = ROUNDS * (steady["seconds"] + evaluation)
     rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of a finale

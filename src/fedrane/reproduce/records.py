@@ -46,7 +46,7 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         "other_seconds": None if wall is None else round(max(wall - within, 0.0), 3),
         "rounds": len(history),
         "evaluations": sum(1 for r in history if f"{GLOBAL}/accuracy" in r or f"{PERSONAL}/accuracy" in r),
-        "rows": sum(r.get("train/rows", 0) for r in history),
+        "rows": sum(r.get("train/examples", 0) for r in history),
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
@@ -131,7 +131,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 def _tsne(result: Result) -> dict[str, Any] | None:
     """t-SNE of test examples, the same for every method; None without a global model."""
-    if GLOBAL not in result.algorithm.answers_on(result.task):
+    if GLOBAL not in result.algorithm.models_on(result.task):
         return None
     from sklearn.metrics import silhouette_score  # slow to import
 

@@ -114,15 +114,15 @@ def title(law: Callable[[Algorithm], None]) -> str:
 # ---- a small federation
 
 
-def blobs(rows: int = 150, seed: int = 0) -> Dataset:
+def blobs(examples: int = 150, seed: int = 0) -> Dataset:
     """A table of three clusters in six dimensions."""
     numbers = np.random.Generator(np.random.Philox(seed))
-    y = np.arange(rows + 60) % CLASSES
+    y = np.arange(examples + 60) % CLASSES
     centres = 2 * np.eye(CLASSES, FEATURES)
     x = (centres[y] + 0.5 * numbers.standard_normal((len(y), FEATURES))).astype(np.float32)
     names = tuple("abc")
     ones, zeros = (1.0,) * FEATURES, (0.0,) * FEATURES
-    return Dataset("blobs", x[:rows], y[:rows], x[rows:], y[rows:], names, zeros, ones)
+    return Dataset("blobs", x[:examples], y[:examples], x[examples:], y[examples:], names, zeros, ones)
 
 
 class Small(nn.Module):
@@ -158,18 +158,18 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
     return Experiment(method=algorithm, **(settings | changes))
 
 
-def trained(algorithm: Algorithm, normalised: bool = True, *, finale: bool = True, **changes: Any) -> Result:
+def trained(algorithm: Algorithm, normalised: bool = True, *, post_training: bool = True, **changes: Any) -> Result:
     """The result of a run, with or without its post-training stages."""
     chosen = experiment(algorithm, **changes)
     rounds = iter(range(1, chosen.rounds + 1))
-    stop = (lambda: False) if finale else (lambda: next(rounds) == chosen.rounds)
+    stop = (lambda: False) if post_training else (lambda: next(rounds) == chosen.rounds)
     try:
         return run(chosen, dataset=blobs(), model=network(normalised), stop=stop)
     except ConfigError:
         if not changes.get("momentum"):
             raise
     changes["momentum"] = 0.0  # some methods refuse momentum
-    return trained(algorithm, normalised, finale=finale, **changes)
+    return trained(algorithm, normalised, post_training=post_training, **changes)
 
 
 @dataclass(frozen=True)
@@ -185,24 +185,27 @@ class Bench:
 
     def context(self, client: int) -> Context:
         who = self.result.federation.client(client, 2, 0.1, 1)
-        return self.engine.context(self.result.server, self.result.owns.get(client), who)
+        return self.engine.context(self.result.server, self.result.client_states.get(client), who)
 
 
 def benches(algorithm: Algorithm, normalised: bool = True, **changes: Any) -> list[Bench]:
     """One for the method, and one for each post-training stage."""
     result = trained(algorithm, normalised, **changes)
-    return [Bench(result, stage) for stage in (algorithm, *algorithm.finale())]
+    return [Bench(result, stage) for stage in (algorithm, *algorithm.post_training())]
 
 
 def states(result: Result) -> dict[str, Any]:
-    return {"server": result.server, "owns": {str(k): own for k, own in result.owns.items()}}
+    return {
+        "server": result.server,
+        "client_states": {str(k): client_state for k, client_state in result.client_states.items()},
+    }
 
 
 # ---- the laws
 
 
 def one_seed_gives_the_same_bytes(algorithm: Algorithm) -> None:
-    first, second = (trained(algorithm, participation=0.6, dropout=0.2, momentum=0.5) for _ in range(2))
+    first, second = (trained(algorithm, participation=0.6, client_dropout=0.2, momentum=0.5) for _ in range(2))
     need(tree.equal(states(first), states(second)), "two runs with one seed end in different states")
     for a, b in zip(first.history, second.history, strict=True):
         different = [key for key in a if key not in TIMINGS and a[key] != b.get(key)]
@@ -218,7 +221,7 @@ def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
     permutation = torch.tensor([3, 0, 4, 2, 1])
     for bench in benches(algorithm, rounds=1):
         task, server = bench.result.task, bench.result.server
-        sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 2)
+        sent = bench.engine.train_round(server, bench.result.client_states, [0, 1, 2, 3, 4], 2, 0.1, 2)
         tensors: dict[str, Any] = {k: v for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
         cohort = sent.cohort._replace(**{k: v[permutation] for k, v in tensors.items()})
         first, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
@@ -248,7 +251,7 @@ def _pure(bench: Bench) -> None:
     algorithm.personal_model(task, ctx)
     need(tree.equal(seen, work._asdict()), "finish changes its argument work")
     need(tree.equal(kept, _in_context(ctx)), "a client hook changes what the server sent or the client state")
-    sent = bench.engine.train_round(server, bench.result.owns, [0, 1, 2], 2, 0.1, 1)
+    sent = bench.engine.train_round(server, bench.result.client_states, [0, 1, 2], 2, 0.1, 1)
     ups = tree.map(torch.clone, sent.ups)
     algorithm.aggregate(task, server, sent.ups, sent.cohort)
     need(tree.equal(ups, sent.ups), "aggregate changes the uploads")
@@ -265,44 +268,55 @@ def client_hooks_read_no_values(algorithm: Algorithm) -> None:
             for batch in batches:
                 work = stage.step(task, ctx, work, batch)
             stage.finish(task, ctx, work)
-        answers = stage.answers_on(task)
+        answers = stage.models_on(task)
         models = [stage.global_model(task, bench.result.server)] if GLOBAL in answers else []
         models += [stage.personal_model(task, ctx)] if PERSONAL in answers else []
         for model in models:
             with _hidden_values():
-                stage.predict(task, model, batches[0].x, batches[0].live)
+                stage.predict(task, model, batches[0].x, batches[0].mask)
 
 
 def state_survives_a_checkpoint(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2, participation=0.6)
     with tempfile.TemporaryDirectory() as path, closing(Folder(Path(path))) as folder:
         folder.create()
-        folder.save(Checkpoint(2, result.server, dict(result.owns)), 2)
+        folder.save(Checkpoint(2, result.server, dict(result.client_states)), 2)
         read, _ = folder.newest()
     need(read is not None and read.round == 2, "the checkpoint cannot be read")
     if read is not None:
-        same = tree.equal(read.server, result.server) and read.owns.keys() == result.owns.keys()
-        same = same and all(tree.equal(read.owns[k], own) for k, own in result.owns.items())
+        same = tree.equal(read.server, result.server) and read.client_states.keys() == result.client_states.keys()
+        same = same and all(
+            tree.equal(read.client_states[k], client_state) for k, client_state in result.client_states.items()
+        )
         need(same, "the state loaded from a checkpoint differs from the one that was saved")
 
 
 def absent_clients_keep_their_state(algorithm: Algorithm) -> None:
-    result = trained(algorithm, rounds=4, participation=0.6, dropout=0.3)
+    result = trained(algorithm, rounds=4, participation=0.6, client_dropout=0.3)
     bench = Bench(result, algorithm)
-    before = {k: tree.map(torch.clone, own) for k, own in result.owns.items()}
-    sent = bench.engine.train_round(result.server, result.owns, [0, 2], 5, 0.1, 1)
-    need(sent.owns.keys() == {0, 2}, f"training clients 0 and 2 returned states of {sorted(sent.owns)}")
-    need(all(tree.equal(before[k], result.owns[k]) for k in before), "training changes a state before it is committed")
+    before = {k: tree.map(torch.clone, client_state) for k, client_state in result.client_states.items()}
+    sent = bench.engine.train_round(result.server, result.client_states, [0, 2], 5, 0.1, 1)
+    need(
+        sent.client_states.keys() == {0, 2}, f"training clients 0 and 2 returned states of {sorted(sent.client_states)}"
+    )
+    need(
+        all(tree.equal(before[k], result.client_states[k]) for k in before),
+        "training changes a state before it is committed",
+    )
     uploaded = {k for record in result.history for k in record["cohort"]}
-    need(set(result.owns) == uploaded, "a client that never uploaded has a state")
+    need(set(result.client_states) == uploaded, "a client that never uploaded has a state")
 
 
 def dtype_is_kept(algorithm: Algorithm) -> None:
     """Models keep the run's dtype. What a method adds to them may be more precise, but never less."""
     for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         for bench in benches(algorithm, rounds=1, precision=name):
-            sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1, 2, 3, 4], 2, 0.1, 1)
-            trees = {**states(bench.result), "ups": sent.ups, "kept": {str(k): own for k, own in sent.owns.items()}}
+            sent = bench.engine.train_round(bench.result.server, bench.result.client_states, [0, 1, 2, 3, 4], 2, 0.1, 1)
+            trees = {
+                **states(bench.result),
+                "ups": sent.ups,
+                "kept": {str(k): client_state for k, client_state in sent.client_states.items()},
+            }
             for path, leaf in tree.flatten(trees).items():
                 allowed = (dtype,) if "/model/" in path else (dtype, torch.float64)
                 kept = not leaf.is_floating_point() or leaf.dtype in allowed
@@ -311,23 +325,27 @@ def dtype_is_kept(algorithm: Algorithm) -> None:
 
 def frozen_parameters_do_not_move(algorithm: Algorithm) -> None:
     """Checked for each stage: a post-training stage may tune what the rounds before it freeze."""
-    result = trained(algorithm, finale=False, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
-    task, federation, server, owns = result.task, result.federation, result.server, dict(result.owns)
+    result = trained(algorithm, post_training=False, rounds=10, epochs=1, momentum=0.9, weight_decay=0.1, lr=0.05)
+    task, federation, server, client_states = result.task, result.federation, result.server, dict(result.client_states)
     first = algorithm.init(task, federation.roster).model
     _unmoved(algorithm, "server", first, server.model)
-    for k, own in owns.items():
-        _unmoved(algorithm, f"client {k}", first, own.model)
-    for number, stage in enumerate(algorithm.finale(), result.round + 1):
+    for k, client_state in client_states.items():
+        _unmoved(algorithm, f"client {k}", first, client_state.model)
+    for number, stage in enumerate(algorithm.post_training(), result.round + 1):
         engine, everyone = Sequential(stage, federation), list(range(federation.population))
-        contexts = {k: engine.context(server, owns.get(k), federation.client(k, number, 0.05, 1)) for k in everyone}
-        sent = engine.train_round(server, owns, everyone, number, 0.05, stage.local_epochs(1))
+        contexts = {
+            k: engine.context(server, client_states.get(k), federation.client(k, number, 0.05, 1)) for k in everyone
+        }
+        sent = engine.train_round(server, client_states, everyone, number, 0.05, stage.local_epochs(1))
         after, _ = stage.aggregate(task, server, sent.ups, sent.cohort)
         _unmoved(stage, "server after post-training", server.model, after.model)
-        for k, own in sent.owns.items():
-            kept = tree.equal(own, contexts[k].own)  # the state from before this stage, not what the stage started from
+        for k, client_state in sent.client_states.items():
+            kept = tree.equal(
+                client_state, contexts[k].client_state
+            )  # the state from before this stage, not what the stage started from
             if not kept:
-                _unmoved(stage, f"client {k} after post-training", stage.start(task, contexts[k]), own.model)
-        server, owns = after, dict(sent.owns)
+                _unmoved(stage, f"client {k} after post-training", stage.start(task, contexts[k]), client_state.model)
+        server, client_states = after, dict(sent.client_states)
 
 
 def works_with_and_without_normalisation(algorithm: Algorithm) -> None:
@@ -372,7 +390,7 @@ def mixed_labels_count(algorithm: Algorithm) -> None:
 
 def only_what_is_shared_travels(algorithm: Algorithm) -> None:
     for bench in benches(algorithm, rounds=1, participation=0.6):
-        sent = bench.engine.train_round(bench.result.server, bench.result.owns, [0, 1], 2, 0.1, 1)
+        sent = bench.engine.train_round(bench.result.server, bench.result.client_states, [0, 1], 2, 0.1, 1)
         for where, names in (("down", bench.context(0).down.model.params), ("up", sent.ups.model.params)):
             kept = [name for name in names if not bench.algorithm.shares(name)]
             need(not kept, f"{', '.join(kept)} is not shared but is sent {where}")
@@ -382,7 +400,7 @@ def only_what_is_shared_travels(algorithm: Algorithm) -> None:
 def answers_are_those_declared(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2)
     examples = torch.from_numpy(blobs().x_test[:9])
-    declared = result.algorithm.answers_on(result.task)
+    declared = result.algorithm.models_on(result.task)
     models = ([result.model] if GLOBAL in declared else []) + ([result.personal(0)] if PERSONAL in declared else [])
     need(bool(models), "it declares no model")
     for model in models:
@@ -478,7 +496,7 @@ def _pairs(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _in_context(ctx: Context) -> dict[str, State]:
-    return {"down": ctx.down, "own": ctx.own}
+    return {"down": ctx.down, "client_state": ctx.client_state}
 
 
 def _measured(result: Result) -> list[tuple[str, float]]:
@@ -490,5 +508,5 @@ def _pad(batch: Batch, extra: int) -> Batch:
     """The batch with padding whose values would change a result."""
     x = torch.cat([batch.x, torch.full((extra, *batch.x.shape[1:]), 1e3, dtype=batch.x.dtype)])
     y = torch.cat([batch.y, batch.y.new_zeros(extra)])
-    live = torch.cat([batch.live, batch.live.new_zeros(extra)])
-    return Batch(x, y, live, batch.key, full=False)
+    mask = torch.cat([batch.mask, batch.mask.new_zeros(extra)])
+    return Batch(x, y, mask, batch.key, full=False)

@@ -81,17 +81,17 @@ def calibrate(models: Models, federation: Federation, engine: object) -> dict[st
     a single client has too few examples to fit it. Clients run in parallel if the engine does that.
     """
     spread = engine if isinstance(engine, Sequential) else Sequential(models.algorithm, federation)
-    held_out = any(len(rows) for rows in federation.split.validation)
-    rows = federation.split.validation if held_out else federation.split.train
+    held_out = any(len(examples) for examples in federation.split.validation)
+    examples = federation.split.validation if held_out else federation.split.train
     calibrations = {}
-    for which in models.algorithm.answers_on(models.task):
+    for which in models.algorithm.models_on(models.task):
 
         def score(_: Sequential, k: int, which: str = which) -> ClientScores:
             model = models.model if which == GLOBAL else models.personal(k)
-            return _score(model, models, federation, torch.from_numpy(rows[k]))
+            return _score(model, models, federation, torch.from_numpy(examples[k]))
 
-        not_empty = [k for k, mine in enumerate(rows) if len(mine)]
-        clients = spread.each(score, not_empty, [len(rows[k]) for k in not_empty])
+        not_empty = [k for k, mine in enumerate(examples) if len(mine)]
+        clients = spread.each(score, not_empty, [len(examples[k]) for k in not_empty])
         if all(bool(client.scores.isfinite().all()) for client in clients):
             sizes = [len(client.y) for client in clients]
             # A personal model may have memorised its few training examples: one wrong prediction is added to each.
@@ -102,8 +102,8 @@ def calibrate(models: Models, federation: Federation, engine: object) -> dict[st
 
 
 @torch.no_grad()
-def _score(model: Predictor, models: Models, federation: Federation, rows: Tensor) -> ClientScores:
+def _score(model: Predictor, models: Models, federation: Federation, examples: Tensor) -> ClientScores:
     chunk = federation.batch if models.algorithm.depends_on_batch(models.task) else MAX_PREDICT_ROWS
     pool = federation.train
-    scores = [model(pool.x[part.to(pool.x.device)]).double().cpu() for part in torch.split(rows, chunk)]
-    return ClientScores(torch.cat(scores), pool.y.cpu()[rows])
+    scores = [model(pool.x[part.to(pool.x.device)]).double().cpu() for part in torch.split(examples, chunk)]
+    return ClientScores(torch.cat(scores), pool.y.cpu()[examples])

@@ -21,7 +21,7 @@ from fedrane.data.federation import Federation, Pool
 from fedrane.task import Model, State
 
 Metrics = dict[str, Any]
-Rows = NDArray[np.int64]
+Examples = NDArray[np.int64]
 WORST = 0.1
 """The fraction of clients in ``accuracy_worst10``."""
 
@@ -34,24 +34,24 @@ class Predicted(NamedTuple):
 class Predicts(Protocol):
     """Gives each client's model, and predicts with models."""
 
-    def personal(self, server: State, own: State | None, client: int, round: int) -> Model: ...
+    def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model: ...
 
-    def predict(self, model: Model, pool: Pool, rows: Rows) -> Predicted: ...
+    def predict(self, model: Model, pool: Pool, examples: Examples) -> Predicted: ...
 
-    def predict_each(self, models: list[Model], pool: Pool, rows: tuple[Rows, ...]) -> list[Predicted]: ...
+    def predict_each(self, models: list[Model], pool: Pool, examples: tuple[Examples, ...]) -> list[Predicted]: ...
 
 
 class Tally(NamedTuple):
     """The counts of one client's predictions: all that the metrics need."""
 
-    rows: int
+    examples: int
     hits: int
     loss: float
     """Summed over examples."""
     few: int = 0
     """Examples of its minority classes."""
     few_hits: int = 0
-    class_rows: tuple[int, ...] = ()
+    class_examples: tuple[int, ...] = ()
     class_hits: tuple[int, ...] = ()
 
     @classmethod
@@ -59,25 +59,30 @@ class Tally(NamedTuple):
         """Count predictions for examples with labels ``y``; ``minority`` marks the client's minority classes."""
         hit, few = predicted.labels == y, minority[y]
         by_class = (np.bincount(y[chosen], minlength=len(minority)) for chosen in (slice(None), hit))
-        rows, hits = (tuple(counts.tolist()) for counts in by_class)
+        examples, hits = (tuple(counts.tolist()) for counts in by_class)
         loss = float(predicted.losses.sum())
-        return cls(len(y), int(hit.sum()), loss, int(few.sum()), int(hit[few].sum()), rows, hits)
+        return cls(len(y), int(hit.sum()), loss, int(few.sum()), int(hit[few].sum()), examples, hits)
 
 
 def evaluate(
-    engine: Predicts, federation: Federation, algorithm: Algorithm, server: State, owns: Mapping[int, State], round: int
+    engine: Predicts,
+    federation: Federation,
+    algorithm: Algorithm,
+    server: State,
+    client_states: Mapping[int, State],
+    round: int,
 ) -> Metrics:
     """Compute all metrics of the models that the method has, over all clients."""
     task, everyone = federation.task, range(federation.population)
     metrics: Metrics = {}
     held_out: dict[str, list[Tally]] = {}
-    if GLOBAL in algorithm.answers_on(task):
+    if GLOBAL in algorithm.models_on(task):
         model = algorithm.global_model(task, server)
         metrics |= official(engine, federation, model)
         tested, held_out[GLOBAL] = answer(engine, federation, algorithm, [model] * federation.population)
         metrics |= over_clients("global/local_", tested)
-    if PERSONAL in algorithm.answers_on(task):
-        models = [engine.personal(server, owns.get(k), k, round) for k in everyone]
+    if PERSONAL in algorithm.models_on(task):
+        models = [engine.personal(server, client_states.get(k), k, round) for k in everyone]
         tested, held_out[PERSONAL] = answer(engine, federation, algorithm, models)
         metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested)
     return metrics | validation(held_out)
@@ -95,18 +100,20 @@ def answer(
 ) -> tuple[list[Tally], list[Tally]]:
     """Return the tallies of each client's model on its local test set and on its validation set."""
     together, split = not algorithm.depends_on_batch(federation.task), federation.split
-    tested, held = (_tallies(engine, federation, models, rows, together) for rows in (split.test, split.validation))
+    tested, held = (
+        _tallies(engine, federation, models, examples, together) for examples in (split.test, split.validation)
+    )
     return tested, held
 
 
 def _tallies(
-    engine: Predicts, federation: Federation, models: list[Model], rows: tuple[Rows, ...], together: bool
+    engine: Predicts, federation: Federation, models: list[Model], examples: tuple[Examples, ...], together: bool
 ) -> list[Tally]:
     y, few = _labels(federation.train), minority_classes(federation.labels)
-    if not any(len(r) for r in rows):
+    if not any(len(r) for r in examples):
         return []
-    predicted = _by_client(engine, models, federation.train, rows, together)
-    return [Tally.of(p, y[r], few[k]) for k, (p, r) in enumerate(zip(predicted, rows, strict=True))]
+    predicted = _by_client(engine, models, federation.train, examples, together)
+    return [Tally.of(p, y[r], few[k]) for k, (p, r) in enumerate(zip(predicted, examples, strict=True))]
 
 
 def _labels(pool: Pool) -> NDArray[np.int64]:
@@ -114,29 +121,29 @@ def _labels(pool: Pool) -> NDArray[np.int64]:
 
 
 def _by_client(
-    engine: Predicts, models: list[Model], pool: Pool, rows: tuple[Rows, ...], together: bool
+    engine: Predicts, models: list[Model], pool: Pool, examples: tuple[Examples, ...], together: bool
 ) -> list[Predicted]:
     """Predict each client's examples with its model; in one batch if all share it and batches do not matter."""
     if together and all(model is models[0] for model in models):
-        predicted = engine.predict(models[0], pool, np.concatenate(rows))
-        cuts = np.cumsum([len(r) for r in rows])[:-1]
+        predicted = engine.predict(models[0], pool, np.concatenate(examples))
+        cuts = np.cumsum([len(r) for r in examples])[:-1]
         parts = zip(np.split(predicted.labels, cuts), np.split(predicted.losses, cuts), strict=True)
         return [Predicted(labels, losses) for labels, losses in parts]
-    return engine.predict_each(models, pool, rows)
+    return engine.predict_each(models, pool, examples)
 
 
 def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
     """Return metrics over all examples together, with the recall of each class if classes were counted."""
-    rows = sum(t.rows for t in tallies)
+    examples = sum(t.examples for t in tallies)
     metrics: Metrics = {
-        f"{whose}/accuracy": sum(t.hits for t in tallies) / rows,
-        f"{whose}/loss": sum(t.loss for t in tallies) / rows,
+        f"{whose}/accuracy": sum(t.hits for t in tallies) / examples,
+        f"{whose}/loss": sum(t.loss for t in tallies) / examples,
     }
-    if all(t.class_rows for t in tallies):
+    if all(t.class_examples for t in tallies):
         counts = zip(
             *(np.sum([getattr(t, name) for t in tallies], 0) for name in ("class_rows", "class_hits")), strict=True
         )
-        recall = [float(hits / rows) if rows else None for rows, hits in counts]
+        recall = [float(hits / examples) if examples else None for examples, hits in counts]
         metrics[f"{whose}/balanced_accuracy"] = float(np.mean([r for r in recall if r is not None]))
         metrics[f"{whose}/recall"] = recall
     return metrics
@@ -144,10 +151,10 @@ def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
 
 def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
     """Return metrics on the local test sets: over all examples, over clients, and over minority classes."""
-    each = np.array([t.hits / t.rows for t in tallies])
+    each = np.array([t.hits / t.examples for t in tallies])
     worst = np.sort(each)[: math.ceil(WORST * len(each))]
     metrics: Metrics = {
-        f"{prefix}accuracy": sum(t.hits for t in tallies) / sum(t.rows for t in tallies),
+        f"{prefix}accuracy": sum(t.hits for t in tallies) / sum(t.examples for t in tallies),
         f"{prefix}accuracy_mean": float(each.mean()),
         f"{prefix}accuracy_std": float(each.std()),
         f"{prefix}accuracy_worst10": float(worst.mean()),
@@ -170,7 +177,7 @@ def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 def validation(held_out: Mapping[str, Sequence[Tally]]) -> Metrics:
     """Return accuracies on the validation sets, for early stopping or tuning; ``accuracy`` is their mean."""
     each = {
-        w: sum(t.hits for t in tallies) / sum(t.rows for t in tallies) for w, tallies in held_out.items() if tallies
+        w: sum(t.hits for t in tallies) / sum(t.examples for t in tallies) for w, tallies in held_out.items() if tallies
     }
     metrics: Metrics = {f"validation/{whose}_accuracy": value for whose, value in each.items()}
     return metrics | ({"validation/accuracy": float(np.mean(list(each.values())))} if each else {})

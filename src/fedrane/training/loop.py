@@ -42,7 +42,7 @@ class Stage:
     round: int
     algorithm: Algorithm
     engine: Engine
-    finale: bool
+    post_training: bool
 
 
 class TrainingLoop:
@@ -65,7 +65,7 @@ class TrainingLoop:
         self.folder, self.callbacks, self.stop, self.calibrates = folder, list(callbacks), stop, calibrates
         self.algorithm, self.task = experiment.algorithm, federation.task
         self.history: list[Metrics] = []
-        self.owns: dict[int, State] = {}
+        self.client_states: dict[int, State] = {}
         self.server: State
         self._start = 0
         """The round of the checkpoint that it goes on from."""
@@ -86,7 +86,7 @@ class TrainingLoop:
 
     def restore(self, checkpoint: Checkpoint, history: list[Metrics]) -> None:
         """Go on from a checkpoint and the records up to it."""
-        self.server, self.owns, self.history = checkpoint.server, dict(checkpoint.owns), history
+        self.server, self.client_states, self.history = checkpoint.server, dict(checkpoint.client_states), history
         self._start = checkpoint.round
 
     def run(self) -> Result:
@@ -105,7 +105,7 @@ class TrainingLoop:
         finished = True
         stopped_early = False
         for stage in stages[self._start :]:
-            if not stage.finale and stalled(self.experiment, self.history):
+            if not stage.post_training and stalled(self.experiment, self.history):
                 if not stopped_early:
                     after = f"{self.experiment.patience} evaluations"
                     self.message(f"stopped early: the validation accuracy has not risen for {after}")
@@ -121,9 +121,9 @@ class TrainingLoop:
         e = self.experiment
         main = self._engine(self.algorithm)
         for round in range(1, e.rounds + 1):
-            yield Stage(round, self.algorithm, main, finale=False)
-        for extra, algorithm in enumerate(self.algorithm.finale(), 1):
-            yield Stage(e.rounds + extra, algorithm, self._engine(algorithm), finale=True)
+            yield Stage(round, self.algorithm, main, post_training=False)
+        for extra, algorithm in enumerate(self.algorithm.post_training(), 1):
+            yield Stage(e.rounds + extra, algorithm, self._engine(algorithm), post_training=True)
 
     def _engine(self, algorithm: Algorithm) -> Engine:
         return engines.make(self.experiment.engine, algorithm, self.federation)
@@ -133,29 +133,29 @@ class TrainingLoop:
         e, number = self.experiment, stage.round
         began = time.perf_counter()
         cohort = self._cohort(stage)
-        lost = [] if stage.finale else sampling.lost(e.seed, number, cohort, e.dropout)
+        lost = [] if stage.post_training else sampling.lost(e.seed, number, cohort, e.client_dropout)
         participants = [k for k in cohort if k not in lost]
         record: Metrics = {"round": number, "cohort": participants, "lost": lost}
-        rows = 0
+        examples = 0
         if participants:
             if not self._warm:
                 record[timing.WARMUP] = self._warm = True
-            rate = self.rate_of(number)
+            lr = self.rate_of(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
-                trained = stage.engine.train_round(self.server, self.owns, participants, number, rate, epochs)
+                trained = stage.engine.train_round(self.server, self.client_states, participants, number, lr, epochs)
             record["cohort"] = trained.cohort.index.tolist()
             record["lost"] = [k for k in cohort if k not in record["cohort"]]
             with record_function(AGGREGATE):
                 record |= self._aggregate(stage, trained)
-            rows = trained.rows
+            examples = trained.examples
         seconds = time.perf_counter() - began
         if self._due(stage):
             with record_function(EVALUATE):
-                record |= stage.engine.evaluate(self.server, self.owns, stage.round)
+                record |= stage.engine.evaluate(self.server, self.client_states, stage.round)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
-        record["samples_per_second"] = rows / seconds
+        record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
 
     def rate_of(self, round: int) -> float:
@@ -168,7 +168,7 @@ class TrainingLoop:
 
     def _cohort(self, stage: Stage) -> list[int]:
         e = self.experiment
-        if stage.finale:
+        if stage.post_training:
             return list(range(self.federation.population))
         return sampling.cohort(e.seed, stage.round, self.federation.population, e.participation)
 
@@ -180,14 +180,14 @@ class TrainingLoop:
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
         if not tree.finite(server) or not any(whole.values()):
             raise self._diverged(stage.round, [k for k in clients if not whole[k]])
-        for text in (*trained.say, *metrics.pop("say", ())):
+        for text in (*trained.messages, *metrics.pop("messages", ())):
             self.message(f"round {stage.round}: {text}")
         self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
-        for k, own in ((k, own) for k, own in trained.owns.items() if whole[k]):
-            self.owns[k] = tree.map(tree.as_saved, own)
+        for k, client_state in ((k, client_state) for k, client_state in trained.client_states.items() if whole[k]):
+            self.client_states[k] = tree.map(tree.as_saved, client_state)
         record: Metrics = {
             "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
-            "train/rows": trained.rows,
+            "train/examples": trained.examples,
             "bytes_down": trained.bytes_down,
             "bytes_up": trained.bytes_up,
         }
@@ -197,9 +197,7 @@ class TrainingLoop:
         ups = tree.pick(trained.ups.model.params, before.__contains__)
         step = {name: server.model.params[name] - before[name] for name in ups}
         # A method without a global model may still move what it shares; one that only collects uploads has no step.
-        if step and (
-            GLOBAL in stage.algorithm.answers_on(self.task) or any(bool(part.any()) for part in step.values())
-        ):
+        if step and (GLOBAL in stage.algorithm.models_on(self.task) or any(bool(part.any()) for part in step.values())):
             record["cosine"] = tree.cosines(step, before, ups)
         return record
 
@@ -211,7 +209,11 @@ class TrainingLoop:
         )
 
     def _due(self, stage: Stage) -> bool:
-        return stage.finale or stage.round % self.experiment.eval_every == 0 or stage.round == self.experiment.rounds
+        return (
+            stage.post_training
+            or stage.round % self.experiment.eval_every == 0
+            or stage.round == self.experiment.rounds
+        )
 
     def _record(self, stage: Stage, record: Metrics) -> bool:
         stop = self.stop()
@@ -219,7 +221,7 @@ class TrainingLoop:
         self.history.append(record)
         if self.folder:
             self.folder.append_metrics(record)
-            last = stage.finale or stage.round == self.experiment.rounds
+            last = stage.post_training or stage.round == self.experiment.rounds
             if (
                 last
                 or stage.round % self.experiment.checkpoint_every == 0
@@ -227,7 +229,7 @@ class TrainingLoop:
                 or stalled(self.experiment, self.history)
             ):
                 with record_function(SAVE):
-                    self.folder.save(Checkpoint(stage.round, self.server, self.owns), self.experiment.rounds)
+                    self.folder.save(Checkpoint(stage.round, self.server, self.client_states), self.experiment.rounds)
         for callback in self.callbacks:
             callback.round(record)
         return stop
@@ -240,7 +242,7 @@ class TrainingLoop:
             self.task,
             self.inputs,
             self.server,
-            self.owns,
+            self.client_states,
             self.federation.labels,
             done,
             {},

@@ -96,11 +96,11 @@ class Predictor(nn.Module):
         return self.calibration.temperature if self.calibration else None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = self._as_stored(x)
+        examples = self._as_stored(x)
         normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"))
         model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
-        live = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        return self._algorithm.predict(self._task, model, normalise(rows), live)
+        mask = torch.ones(len(examples), dtype=torch.bool, device=examples.device)
+        return self._algorithm.predict(self._task, model, normalise(examples), mask)
 
     def predict_proba(self, x: Tensor) -> Tensor:
         """The probability of each class; an error if the model is not calibrated."""
@@ -177,7 +177,7 @@ class Models:
     task: Task
     inputs: Inputs
     server: State
-    owns: Mapping[int, State]
+    client_states: Mapping[int, State]
     labels: NDArray[np.int64]
     """Training examples of each client (row) and class (column)."""
     round: int
@@ -209,7 +209,7 @@ class Models:
         if not 0 <= client < self.population:
             raise ConfigError(f"there is no client {client}", f"this run has clients 0 … {self.population - 1}")
         who = each_of(describe(self.task, [client], self.labels, self.round))[0]
-        client_state = self.owns.get(client) or self.algorithm.join(self.task, self.server, who)
+        client_state = self.client_states.get(client) or self.algorithm.join(self.task, self.server, who)
         ctx = Context(self.algorithm.send(self.task, self.server, who), client_state, who)
         return self._predictor(self.algorithm.personal_model(self.task, ctx), PERSONAL)
 
@@ -217,7 +217,7 @@ class Models:
         return Predictor(self.task, self.algorithm, model, self.inputs, self.calibration.get(kind))
 
     def _require(self, which: str) -> None:
-        available: Iterable[str] = self.algorithm.answers_on(self.task)
+        available: Iterable[str] = self.algorithm.models_on(self.task)
         if which not in available:
             other = "personal models: name a client (--client 0)" if which == GLOBAL else "one global model only"
             raise ConfigError(f"{self.experiment.method_name} has no {which} model", f"it gives {other}")
@@ -244,14 +244,14 @@ def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[t
 
 
 @torch.no_grad()
-def predict(model: Predictor, rows: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
+def predict(model: Predictor, examples: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
     """The class of each input, with its probability, or its score if the model is not calibrated.
 
     Inputs are passed in batches of ``batch``: with norm=batch a prediction depends on its batch.
     """
     measure, scores_of = ("score", model) if model.temperature is None else ("probability", model.predict_proba)
-    for begin in range(0, len(rows), batch):
-        names, values = zip(*rows[begin : begin + batch], strict=True)
+    for begin in range(0, len(examples), batch):
+        names, values = zip(*examples[begin : begin + batch], strict=True)
         for name, scores in zip(names, scores_of(torch.tensor(np.stack(values))), strict=True):
             best = int(scores.argmax())
             yield {"input": name, "class": model.inputs.classes[best], measure: float(scores[best])}

@@ -34,9 +34,9 @@ def require_same_states(
     later. A user's method may do otherwise; its file is watched instead.
     """
     name = experiment.method_name
-    if name not in methods.METHODS or not checkpoint.owns:
+    if name not in methods.METHODS or not checkpoint.client_states:
         return
-    client = federation.client(min(checkpoint.owns), checkpoint.round, 0.0, 0)
+    client = federation.client(min(checkpoint.client_states), checkpoint.round, 0.0, 0)
     other = CheckpointError(
         f"the clients' states in {folder.path} are of another version of {name}",
         "they do not hold what it keeps now",
@@ -46,7 +46,7 @@ def require_same_states(
         expected = _form(algorithm.join(federation.task, checkpoint.server, client))
     except KeyError as error:  # of the server's state
         raise other from error
-    if any(expected - _form(own) for own in checkpoint.owns.values()):
+    if any(expected - _form(client_state) for client_state in checkpoint.client_states.values()):
         raise other
 
 
@@ -59,10 +59,10 @@ def _form(state: State) -> set[tuple[str, torch.Size | None]]:
     return {*shapes.items(), *((path, None) for path in dicts)}
 
 
-def of_data(rows: Dataset, given: Source) -> dict[str, str]:
+def of_data(examples: Dataset, given: Source) -> dict[str, str]:
     """Of the examples; and of how they are scaled, where somebody hands that over with them."""
-    found = {"data": sources.of_dataset(rows)}
-    return found if given is None else found | {"normalisation": sources.of_normalisation(rows)}
+    found = {"data": sources.of_dataset(examples)}
+    return found if given is None else found | {"normalisation": sources.of_normalisation(examples)}
 
 
 def fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:

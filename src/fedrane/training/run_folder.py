@@ -46,7 +46,7 @@ TIMINGS = frozenset({"seconds", "eval_seconds", "samples_per_second", "warmup", 
 class Checkpoint(NamedTuple):
     round: int
     server: State
-    owns: dict[int, State]
+    client_states: dict[int, State]
 
 
 class Folder:
@@ -224,8 +224,8 @@ class Folder:
         with clear_errors(path):
             write(path, checkpoint)
             found = self.checkpoints()
-            before_finale = [path for path in found if round_of(path) <= rounds]
-            for old in set(found) - {*found[-KEPT:], *before_finale[-1:]}:
+            before_post_training = [path for path in found if round_of(path) <= rounds]
+            for old in set(found) - {*found[-KEPT:], *before_post_training[-1:]}:
                 old.unlink()
         return path
 
@@ -287,7 +287,10 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     differently. It is one entry, since several would be written in any order. A tensor that occurs more than once
     (a frozen head that every client holds) is written once: ``paths`` has the path under which each is stored.
     """
-    whole = {"server": checkpoint.server, "owns": {str(k): checkpoint.owns[k] for k in sorted(checkpoint.owns)}}
+    whole = {
+        "server": checkpoint.server,
+        "client_states": {str(k): checkpoint.client_states[k] for k in sorted(checkpoint.client_states)},
+    }
     tensors: tree.Tensors = {}
     paths: dict[str, str] = {}
     first: dict[Any, str] = {}
@@ -303,7 +306,7 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     header = {
         "format": FORMAT,
         "round": checkpoint.round,
-        "joined": sorted(checkpoint.owns),
+        "joined": sorted(checkpoint.client_states),
         "empty": sorted(empty_dicts(whole)),
         "paths": paths,
     }
@@ -344,8 +347,8 @@ def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -
 def decode(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Checkpoint:
     """The reverse of :func:`encode`."""
     nested = refill({name: tensors[first] for name, first in header["paths"].items()}, header["empty"])
-    owns = {k: as_state(nested["owns"][str(k)]) for k in header["joined"]}
-    return Checkpoint(header["round"], as_state(nested["server"]), owns)
+    client_states = {k: as_state(nested["client_states"][str(k)]) for k in header["joined"]}
+    return Checkpoint(header["round"], as_state(nested["server"]), client_states)
 
 
 def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[str, Any]:

@@ -38,7 +38,15 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
     labels = np.array(facts["labels"], dtype=np.int64)
     calibration = read_calibration(folder, checkpoint.round)
     return Models(
-        experiment, algorithm, task, inputs, checkpoint.server, checkpoint.owns, labels, checkpoint.round, calibration
+        experiment,
+        algorithm,
+        task,
+        inputs,
+        checkpoint.server,
+        checkpoint.client_states,
+        labels,
+        checkpoint.round,
+        calibration,
     )
 
 

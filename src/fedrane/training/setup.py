@@ -28,7 +28,7 @@ Network = nn.Module | models.Factory | None
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
     """The method, or in a round after the last, the part of its finale."""
-    stages = (experiment.algorithm, *experiment.algorithm.finale())
+    stages = (experiment.algorithm, *experiment.algorithm.post_training())
     return stages[max(0, round - experiment.rounds)]
 
 
@@ -49,30 +49,30 @@ def as_dataset(experiment: Experiment, given: Source) -> Dataset:
     return given if isinstance(given, Dataset) else from_torch(given)
 
 
-def resolve(experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool) -> Experiment:
+def resolve(experiment: Experiment, examples: Dataset, own_data: bool, own_model: bool) -> Experiment:
     """The experiment with every ``auto`` replaced by what it came to."""
     device = pick_device(experiment.device)
     changes: dict[str, Any] = {
-        "dataset": PYTHON if own_data else _absolute(experiment.dataset, rows),
-        "model": PYTHON if own_model else automatic_model(experiment.model, rows.shape),
+        "dataset": PYTHON if own_data else _absolute(experiment.dataset, examples),
+        "model": PYTHON if own_model else automatic_model(experiment.model, examples.shape),
         "device": str(device),
         "precision": automatic_precision(experiment.precision, device),
-        "partition": experiment.partition.resolved(rows.client is not None),
+        "partition": experiment.partition.resolved(examples.client is not None),
     }
     return experiment.replace(**changes).set_by(experiment.origin)
 
 
 def settled(
-    experiment: Experiment, rows: Dataset, own_data: bool, own_model: bool
+    experiment: Experiment, examples: Dataset, own_data: bool, own_model: bool
 ) -> tuple[Experiment, list[settings.Notice]]:
     """The experiment resolved, and without what can have no effect on these rows, this network and this device."""
-    made, unused = effects.settle(resolve(experiment, rows, own_data, own_model))
-    return resolve(made, rows, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
+    made, unused = effects.settle(resolve(experiment, examples, own_data, own_model))
+    return resolve(made, examples, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
 
 
-def _absolute(name: str, rows: Dataset) -> str:
+def _absolute(name: str, examples: Dataset) -> str:
     """A path in a run folder must hold wherever the run is resumed from."""
-    return name if rows.name == name else str(Path(name).resolve())
+    return name if examples.name == name else str(Path(name).resolve())
 
 
 def automatic_model(model: str, shape: tuple[int, ...]) -> str:
@@ -101,7 +101,7 @@ def automatic_precision(name: str, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
-def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partition:
+def make_partition(experiment: Experiment, examples: Dataset) -> partitions.Partition:
     """The experiment sets the number of clients, unless the data or a saved partition have one.
 
     A number that was asked for must then be the same.
@@ -109,7 +109,7 @@ def make_partition(experiment: Experiment, rows: Dataset) -> partitions.Partitio
     how = experiment.partition
     asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
     clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
-    return partitions.partition(rows.y, len(rows.classes), clients, how, experiment.seed, rows.client)
+    return partitions.partition(examples.y, len(examples.classes), clients, how, experiment.seed, examples.client)
 
 
 def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
@@ -149,11 +149,11 @@ def _network(
 
 
 def make_federation(
-    experiment: Experiment, rows: Dataset, partition: partitions.Partition, given: Network
+    experiment: Experiment, examples: Dataset, partition: partitions.Partition, given: Network
 ) -> Federation:
-    task = make_task(experiment, rows.shape, len(rows.classes), given)
+    task = make_task(experiment, examples.shape, len(examples.classes), given)
     split = partitions.split(partition, experiment.seed, experiment.partition.test, experiment.validation)
-    return Federation.of(task, rows, split, experiment.batch, experiment.seed, experiment.augment)
+    return Federation.of(task, examples, split, experiment.batch, experiment.seed, experiment.augment)
 
 
 def choose_engine(

@@ -49,4 +49,4 @@ def _seconds(record: dict[str, Any]) -> float:
 
 
 def _rows(record: dict[str, Any]) -> int:
-    return int(record.get("train/rows") or 1)
+    return int(record.get("train/examples") or 1)

@@ -20,7 +20,7 @@ MAX_ONE_LAUNCH_VALUES = 512
 
 @triton.jit
 def _sum_pair(
-    a, b, live, shift, c, inside, begin, end, positions, channels,
+    a, b, mask, shift, c, inside, begin, end, positions, channels,
     PRODUCT: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Over a client's live examples: Σ(a − shift) and Σ(a − shift)²; or with PRODUCT Σa and Σ a (b − shift)."""
@@ -28,7 +28,7 @@ def _sum_pair(
     second = tl.zeros((C,), dtype=tl.float32)
     for start in range(begin, end, M):
         m = start + tl.arange(0, M)
-        counts = tl.load(live + m // positions, mask=m < end, other=0).to(tl.int1)
+        counts = tl.load(mask + m // positions, mask=m < end, other=0).to(tl.int1)
         valid = (counts & (m < end))[:, None] & inside[None, :]
         at = m[:, None] * channels + c[None, :]
         left = tl.load(a + at, mask=valid, other=0.0).to(tl.float32)
@@ -45,7 +45,7 @@ def _sum_pair(
 
 @triton.jit
 def _sums(
-    a, b, live, pivot, out, rows, positions, channels, share,
+    a, b, mask, pivot, out, rows, positions, channels, share,
     PRODUCT: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """A part of :func:`_sum_pair`; the shift is the first example, with PRODUCT the pivot."""
@@ -60,8 +60,8 @@ def _sums(
     else:
         shift = tl.load(a + c, mask=inside, other=0.0).to(tl.float32)
     begin, end = part * share, min(rows, (part + 1) * share)
-    live += s * (rows // positions)
-    first, second = _sum_pair(a, b, live, shift, c, inside, begin, end, positions, channels, PRODUCT, M, C)
+    mask += s * (rows // positions)
+    first, second = _sum_pair(a, b, mask, shift, c, inside, begin, end, positions, channels, PRODUCT, M, C)
     to = out + ((part * tl.num_programs(1) + s) * 2) * channels + c
     tl.store(to, first, mask=inside)
     tl.store(to + channels, second, mask=inside)
@@ -80,12 +80,12 @@ def _sum_parts(partial, s, c, inside, channels, parts):
 
 
 @triton.jit
-def _count(live, s, images, positions, I: tl.constexpr):
+def _count(mask, s, images, positions, I: tl.constexpr):
     """How many values of a channel are live."""
     lives = tl.zeros((I,), dtype=tl.int32)
     for begin in range(0, images, I):
         n = begin + tl.arange(0, I)
-        lives += tl.load(live + s * images + n, mask=n < images, other=0).to(tl.int32)
+        lives += tl.load(mask + s * images + n, mask=n < images, other=0).to(tl.int32)
     return (tl.sum(lives, 0) * positions).to(tl.float32)
 
 
@@ -138,7 +138,7 @@ def _write_gradients(total, product, count, weight, saved, out, s, c, inside, ch
 
 @triton.jit
 def _statistics(
-    partial, x, live, weight, bias, old, out, eps, momentum, images, positions, channels, parts, C: tl.constexpr,
+    partial, x, mask, weight, bias, old, out, eps, momentum, images, positions, channels, parts, C: tl.constexpr,
     I: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0) * C + tl.arange(0, C)
@@ -146,24 +146,24 @@ def _statistics(
     inside = c < channels
     first, second = _sum_parts(partial, s, c, inside, channels, parts)
     shift = tl.load(x + s * images * positions * channels + c, mask=inside, other=0.0).to(tl.float32)
-    count = _count(live, s, images, positions, I)
+    count = _count(mask, s, images, positions, I)
     _write_statistics(first, second, count, shift, weight, bias, old, out, eps, momentum, s, c, inside, channels)
 
 
 @triton.jit
 def _gradients(
-    partial, live, weight, saved, out, images, positions, channels, parts, C: tl.constexpr, I: tl.constexpr
+    partial, mask, weight, saved, out, images, positions, channels, parts, C: tl.constexpr, I: tl.constexpr
 ):  # fmt: skip
     c = tl.program_id(0) * C + tl.arange(0, C)
     s = tl.program_id(1).to(tl.int64)
     inside = c < channels
     total, product = _sum_parts(partial, s, c, inside, channels, parts)
-    _write_gradients(total, product, _count(live, s, images, positions, I), weight, saved, out, s, c, inside, channels)
+    _write_gradients(total, product, _count(mask, s, images, positions, I), weight, saved, out, s, c, inside, channels)
 
 
 @triton.jit
 def _normalise_one_launch(
-    x, live, weight, bias, old, y, out, eps, momentum, images, positions, channels,
+    x, mask, weight, bias, old, y, out, eps, momentum, images, positions, channels,
     C: tl.constexpr, M: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """All of BatchNorm in one launch, for maps so short that a program can read a channel of them twice."""
@@ -172,9 +172,9 @@ def _normalise_one_launch(
     inside, rows = c < channels, images * positions
     x += s * rows * channels
     shift = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
-    client_live = live + s * images
+    client_live = mask + s * images
     first, second = _sum_pair(x, x, client_live, shift, c, inside, 0, rows, positions, channels, False, M, C)
-    count = _count(live, s, images, positions, I)
+    count = _count(mask, s, images, positions, I)
     mean, scale, offset = _write_statistics(
         first, second, count, shift, weight, bias, old, out, eps, momentum, s, c, inside, channels
     )
@@ -190,7 +190,7 @@ def _normalise_one_launch(
 
 @triton.jit
 def _gradients_one_launch(
-    grad_output, x, live, weight, saved, grad_input, out, images, positions, channels,
+    grad_output, x, mask, weight, saved, grad_input, out, images, positions, channels,
     C: tl.constexpr, M: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0) * C + tl.arange(0, C)
@@ -199,9 +199,9 @@ def _gradients_one_launch(
     grad_output += s * rows * channels
     x += s * rows * channels
     mean = tl.load(saved + (s * 6 + 2) * channels + c, mask=inside, other=0.0)
-    client_live = live + s * images
+    client_live = mask + s * images
     total, product = _sum_pair(grad_output, x, client_live, mean, c, inside, 0, rows, positions, channels, True, M, C)
-    count = _count(live, s, images, positions, I)
+    count = _count(mask, s, images, positions, I)
     scale, x_factor, rest = _write_gradients(total, product, count, weight, saved, out, s, c, inside, channels)
     grad_input += s * rows * channels
     for begin in range(0, rows, M):
@@ -217,7 +217,7 @@ def _gradients_one_launch(
 
 @triton.jit
 def _scale(
-    a, b, live, factors, out, rows, positions, channels, lines,
+    a, b, mask, factors, out, rows, positions, channels, lines,
     BACKWARD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The (S, lines, C) ``factors`` end with mean, 1 / deviation, scale and bias: (a − mean) · scale + bias, which of a
@@ -231,7 +231,7 @@ def _scale(
     a += s * rows * channels
     b += s * rows * channels
     out += s * rows * channels
-    live += s * (rows // positions)
+    mask += s * (rows // positions)
     left = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
     factors += (s + 1) * lines * channels + c
     if BACKWARD:
@@ -239,7 +239,7 @@ def _scale(
         f0 = tl.load(factors - 3 * channels, mask=inside, other=0.0)
         f1 = tl.load(factors - 2 * channels, mask=inside, other=0.0)
         f2 = tl.load(factors - channels, mask=inside, other=0.0)
-        counts = tl.load(live + row // positions, mask=inside, other=0).to(tl.int1)
+        counts = tl.load(mask + row // positions, mask=inside, other=0).to(tl.int1)
         value = tl.where(counts, left * f0 + right * f1 + f2, 0.0)
     else:
         mean = tl.load(factors - 4 * channels, mask=inside, other=0.0)
@@ -250,33 +250,33 @@ def _scale(
 
 
 def normalise(
-    x: Tensor, live: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
+    x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """The output, and the lines of :func:`_write_statistics`; ``old`` is the running mean and variance, (S, 2, C)."""
-    x, live, weight, bias, old = (v.contiguous() for v in (x, live, weight, bias, old))
+    x, mask, weight, bias, old = (v.contiguous() for v in (x, mask, weight, bias, old))
     saved = torch.empty(len(x), 6, x.shape[-1], dtype=torch.float32, device=x.device)
     if one_launch := _one_launch(x):
         y, (grid, rest) = torch.empty_like(x), one_launch
-        _normalise_one_launch[grid](x, live, weight, bias, old, y, saved, eps, momentum, *rest, M=64, I=128)
+        _normalise_one_launch[grid](x, mask, weight, bias, old, y, saved, eps, momentum, *rest, M=64, I=128)
         return y, saved
-    partial, grid, rest = _partial_sums(x, None, live, x)
-    _statistics[grid](partial, x, live, weight, bias, old, saved, eps, momentum, *rest, I=128)
-    return _scaled(x, None, live, saved), saved
+    partial, grid, rest = _partial_sums(x, None, mask, x)
+    _statistics[grid](partial, x, mask, weight, bias, old, saved, eps, momentum, *rest, I=128)
+    return _scaled(x, None, mask, saved), saved
 
 
 def normalise_backward(
-    grad_output: Tensor, x: Tensor, live: Tensor, weight: Tensor, saved: Tensor
+    grad_output: Tensor, x: Tensor, mask: Tensor, weight: Tensor, saved: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, and the lines of :func:`_write_gradients`."""
-    grad_output, x, live, weight, saved = (v.contiguous() for v in (grad_output, x, live, weight, saved))
+    grad_output, x, mask, weight, saved = (v.contiguous() for v in (grad_output, x, mask, weight, saved))
     gradients = torch.empty(len(x), 5, x.shape[-1], dtype=torch.float32, device=x.device)
     if one_launch := _one_launch(x):
         grad_input, (grid, rest) = torch.empty_like(x), one_launch
-        _gradients_one_launch[grid](grad_output, x, live, weight, saved, grad_input, gradients, *rest, M=64, I=128)
+        _gradients_one_launch[grid](grad_output, x, mask, weight, saved, grad_input, gradients, *rest, M=64, I=128)
         return grad_input, gradients
-    partial, grid, rest = _partial_sums(grad_output, x, live, saved[:, 2].contiguous())
-    _gradients[grid](partial, live, weight, saved, gradients, *rest, I=128)
-    return _scaled(grad_output, x, live, gradients), gradients
+    partial, grid, rest = _partial_sums(grad_output, x, mask, saved[:, 2].contiguous())
+    _gradients[grid](partial, mask, weight, saved, gradients, *rest, I=128)
+    return _scaled(grad_output, x, mask, gradients), gradients
 
 
 def _one_launch(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]] | None:
@@ -289,7 +289,7 @@ def _one_launch(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]] | None:
 
 
 def _partial_sums(
-    a: Tensor, b: Tensor | None, live: Tensor, pivot: Tensor
+    a: Tensor, b: Tensor | None, mask: Tensor, pivot: Tensor
 ) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
     """The sums of parts, then the grid and the sizes with which they are added up."""
     stack, images, channels = a.shape[0], a.shape[1], a.shape[-1]
@@ -303,7 +303,7 @@ def _partial_sums(
     _sums[(columns, stack, parts)](
         a,
         a if b is None else b,
-        live,
+        mask,
         pivot,
         out,
         rows,
@@ -317,11 +317,11 @@ def _partial_sums(
     return out, (columns, stack), (images, positions, channels, parts, block)
 
 
-def _scaled(a: Tensor, b: Tensor | None, live: Tensor, factors: Tensor) -> Tensor:
+def _scaled(a: Tensor, b: Tensor | None, mask: Tensor, factors: Tensor) -> Tensor:
     rows = a.shape[1:-1].numel()
     out, size = torch.empty_like(a), 2048
     _scale[(triton.cdiv(rows * a.shape[-1], size), len(a))](
-        a, a if b is None else b, live, factors, out, rows, rows // a.shape[1], a.shape[-1],
+        a, a if b is None else b, mask, factors, out, rows, rows // a.shape[1], a.shape[-1],
         factors.shape[1], BACKWARD=b is not None, SIZE=size,
     )  # fmt: skip
     return out

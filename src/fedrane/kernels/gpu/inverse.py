@@ -43,13 +43,13 @@ def _apart(a, alive, row):
 
 
 @triton.jit
-def _roots(product, live, shifts, shares, out, scratch, floor, size, P: tl.constexpr):
+def _roots(product, mask, shifts, shares, out, scratch, floor, size, P: tl.constexpr):
     """One term of (BBᵀ + floor I)^(-1/2), given BBᵀ."""
     row = tl.arange(0, P)
     at = row[:, None] * size + row[None, :]
     inside = (row < size)[:, None] & (row < size)[None, :]
     s, term = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    alive = tl.load(live + s * size + row, mask=row < size, other=0).to(tl.int1)
+    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
     same = row[:, None] == row[None, :]
     a = tl.load(product + s * size * size + at, mask=inside, other=0.0) + tl.where(same, floor, 0.0)
     inner = tl.where(alive[:, None] & alive[None, :], a, 0.0)
@@ -63,14 +63,14 @@ def _roots(product, live, shifts, shares, out, scratch, floor, size, P: tl.const
 
 
 @triton.jit
-def _inverse(square, roots, terms, live, penalty, out, scratch, strength, tiny, size, P: tl.constexpr):
+def _inverse(square, roots, terms, mask, penalty, out, scratch, strength, tiny, size, P: tl.constexpr):
     """S = 2 · strength · Φ and (PᵀP + S)⁻¹, given PᵀP and the terms of Φ (none of them: Φ is I)."""
     row = tl.arange(0, P)
     at = row[:, None] * size + row[None, :]
     inside = (row < size)[:, None] & (row < size)[None, :]
     same = row[:, None] == row[None, :]
     s = tl.program_id(0).to(tl.int64)
-    alive = tl.load(live + s * size + row, mask=row < size, other=0).to(tl.int1)
+    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
     whole = tl.where(same & inside & (terms == 0), 1.0, 0.0)
     for term in range(terms):
         whole += tl.load(roots + (s * terms + term) * size * size + at, mask=inside, other=0.0)
@@ -86,7 +86,7 @@ def _inverse(square, roots, terms, live, penalty, out, scratch, strength, tiny, 
 
 @triton.jit
 def _weigh(
-    inverse, spread, live, weights, change, settled, tolerance, size, P: tl.constexpr
+    inverse, spread, mask, weights, change, settled, tolerance, size, P: tl.constexpr
 ):  # fmt: skip
     """The next B, given H and HS; left as it is where it has settled."""
     row = tl.arange(0, P)
@@ -94,7 +94,7 @@ def _weigh(
     inside = (row < size)[:, None] & (row < size)[None, :]
     same = row[:, None] == row[None, :]
     s = tl.program_id(0).to(tl.int64)
-    alive = tl.load(live + s * size + row, mask=row < size, other=0).to(tl.int1)
+    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
     found = tl.load(inverse + s * size * size + at, mask=inside, other=0.0)
     diagonal = tl.sum(tl.where(same, found, 0.0), 0)
     moved = tl.load(spread + s * size * size + at, mask=inside, other=0.0)
@@ -111,7 +111,7 @@ def _weigh(
 
 def relate(
     square: Tensor,
-    live: Tensor,
+    mask: Tensor,
     strength: float,
     alternations: int,
     floor: float,
@@ -120,7 +120,7 @@ def relate(
 ) -> tuple[Tensor, Tensor]:
     """B in its exact form, and its last change, for PᵀP (…, n, n); ``lowest`` as in ``graph.inverse_root``."""
     shape, size = square.shape, square.shape[-1]
-    square, live = square.reshape(-1, size, size).contiguous(), live.reshape(-1, size).contiguous()
+    square, mask = square.reshape(-1, size, size).contiguous(), mask.reshape(-1, size).contiguous()
     matrices, side = len(square), max(16, triton.next_power_of_2(size))
     options = {"P": side, "num_warps": 4}  # with more warps the barriers cost more than is gained
     weights, penalty, inverse = torch.zeros_like(square), torch.empty_like(square), torch.empty_like(square)
@@ -131,11 +131,11 @@ def relate(
     for number in range(alternations):
         if number:
             product = torch.bmm(weights, weights.mT)
-            _roots[(matrices, len(shifts))](product, live, shifts, shares, roots, scratch, floor, size, **options)
+            _roots[(matrices, len(shifts))](product, mask, shifts, shares, roots, scratch, floor, size, **options)
         terms = len(shifts) if number else 0
-        _inverse[(matrices,)](square, roots, terms, live, penalty, inverse, scratch, strength, tiny, size, **options)
+        _inverse[(matrices,)](square, roots, terms, mask, penalty, inverse, scratch, strength, tiny, size, **options)
         spread = torch.bmm(inverse, penalty)
-        _weigh[(matrices,)](inverse, spread, live, weights, change, settled, tolerance, size, **options)
+        _weigh[(matrices,)](inverse, spread, mask, weights, change, settled, tolerance, size, **options)
     return weights.reshape(shape), change.reshape(shape[:-2])
 
 
