@@ -42,5 +42,5 @@ def test_a_client_answers_with_the_shared_body_and_its_own_head() -> None:
     assert torch.equal(client_state["head.weight"], result.client_states[2].model.params["head.weight"])
     assert torch.equal(client_state["body.embed.weight"], result.server.model.params["body.embed.weight"])
     assert "global/accuracy" not in result.history[-1]
-    head = 4 * sum(p.numel() for name, p in own.items() if name.startswith("head."))
-    assert result.history[-1]["bytes_up"] == 4 * (4 * sum(p.numel() for p in own.values()) - head)
+    head = 4 * sum(p.numel() for name, p in client_state.items() if name.startswith("head."))
+    assert result.history[-1]["bytes_up"] == 4 * (4 * sum(p.numel() for p in client_state.values()) - head)

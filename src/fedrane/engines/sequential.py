@@ -175,7 +175,7 @@ def stack_clients(clients: Sequence[Client]) -> Client:
     """A cohort as the server sees it: without its clients' labels."""
     columns = {
         name: torch.stack([getattr(client, name) for client in clients])
-        for name in ("index", "size", "steps", "round", "rate")
+        for name in ("index", "size", "steps", "round", "lr")
     }
     return Client(labels=None, population=clients[0].population, **columns)
 
