@@ -141,7 +141,7 @@ def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
     }
     if all(t.class_examples for t in tallies):
         counts = zip(
-            *(np.sum([getattr(t, name) for t in tallies], 0) for name in ("class_rows", "class_hits")), strict=True
+            *(np.sum([getattr(t, name) for t in tallies], 0) for name in ("class_examples", "class_hits")), strict=True
         )
         recall = [float(hits / examples) if examples else None for examples, hits in counts]
         metrics[f"{whose}/balanced_accuracy"] = float(np.mean([r for r in recall if r is not None]))
