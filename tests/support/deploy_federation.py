@@ -22,7 +22,7 @@ from fedrane.flower.project import AppConfig
 from fedrane.training.run_folder import read
 from harness import environment, metrics
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "deploy.md"
 PATIENCE = 600.0
 """Seconds for anything; a loaded machine is no defect."""
