@@ -53,6 +53,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "a quantile": lambda x: x * torch.quantile(x, 0.5),
     "gradients of its own": own_gradient,
     "running statistics of a constant": running_mean,
+    "a constant of Python": lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]),
     "a list of one": lambda x: torch._foreach_mul([x], 2.0)[0],
 }
 ASKED: dict[str, Callable[[Tensor], Tensor]] = {

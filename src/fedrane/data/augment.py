@@ -94,23 +94,23 @@ class Augmenter:
     def move(self, x: Tensor, examples: Tensor, key: Tensor) -> Tensor:
         """Return the images ``x[examples]``, randomly shifted and flipped."""
         channels, height, width = x.shape[1:]
-        examples, columns = (torch.arange(side, device=x.device) for side in (height, width))
+        rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
         position = torch.arange(examples.shape[-1], device=x.device)
         down, right, mirrored = (uniform(key[..., None], s, position)[..., None] for s in (ROWS, COLUMNS, MIRROR))
         if self.how.flip:
             columns = torch.where(mirrored < 0.5, width - 1 - columns, columns)
         if self.how.crop:
-            examples, columns = examples + self._shift(down), columns + self._shift(right)
-        examples, columns = examples.expand(*examples.shape, height), columns.expand(*examples.shape, width)
+            rows, columns = rows + self._shift(down), columns + self._shift(right)
+        rows, columns = rows.expand(*examples.shape, height), columns.expand(*examples.shape, width)
         moved = x[
             examples[..., None, None, None],
             torch.arange(channels, device=x.device)[:, None, None],
-            examples.clamp(0, height - 1)[..., None, :, None],
+            rows.clamp(0, height - 1)[..., None, :, None],
             columns.clamp(0, width - 1)[..., None, None, :],
         ]
         if not self.how.crop:
             return moved
-        inside = _within(examples, height)[..., None, :, None] & _within(columns, width)[..., None, None, :]
+        inside = _within(rows, height)[..., None, :, None] & _within(columns, width)[..., None, None, :]
         return torch.where(inside, moved, 0)
 
     def _shift(self, chance: Tensor) -> Tensor:

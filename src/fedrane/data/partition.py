@@ -349,7 +349,7 @@ def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int |
 
 
 def load(path: str | os.PathLike[str], examples: int) -> Partition:
-    """Read a saved partition of a dataset of ``rows`` examples."""
+    """Read a saved partition of a dataset of ``examples`` examples."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -359,16 +359,16 @@ def load(path: str | os.PathLike[str], examples: int) -> Partition:
         ) from error
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            flat, offsets, meta = file["rows"], file["offsets"], json.loads(str(file["meta"]))
+            flat, offsets, meta = file["examples"], file["offsets"], json.loads(str(file["meta"]))
         made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
         whole = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
         if not whole or (np.diff(offsets) < 0).any():
-            raise ValueError("its offsets do not match its rows")
+            raise ValueError("its offsets do not match its examples")
         saved = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
     except Exception as error:  # on broken bytes, the readers of zip, arrays and JSON raise almost anything
         raise DataError(
             f"{path} is not a partition, or is corrupt: {error}",
-            "it needs the arrays rows, offsets and meta, with each example exactly once",
+            "it needs the arrays examples, offsets and meta, with each example exactly once",
             "Create it again, or leave partition.file empty to draw a new partition",
         ) from error
     if len(flat) != examples:

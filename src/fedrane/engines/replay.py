@@ -31,7 +31,7 @@ VALUE_READS = {
 LIST_CONVERSIONS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 """Functions that read the values of tensors in a list."""
 ATEN = torch.ops.aten
-VIEW_CHANGES = {ATEN.t_, ATEN.transpose_, ATEN.squeeze_, ATEN.unsqueeze_}
+VIEW_CHANGES = {ATEN.t_, ATEN.transpose_, ATEN.squeeze_, ATEN.unsqueeze_, ATEN.detach_}
 """Operators that change how a tensor views its memory, and nothing else."""
 SHAPE_ONLY = {ATEN.zeros_like, ATEN.ones_like, ATEN.full_like, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full}
 """Operators that take no more than the shape of their input."""
