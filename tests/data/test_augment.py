@@ -80,20 +80,20 @@ def test_another_key_and_another_position_draw_otherwise() -> None:
     assert len(set(seen(one, x[examples]))) > 10
 
 
-def mixed(examples: int, mask: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def mixed(examples: int, counted: int, key: Tensor = KEY, mixup: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix inputs that are their own index: the mixture, its partners, the weight, and the labels of the partners."""
     x = torch.arange(examples, dtype=torch.float64)[:, None] + 1
-    y, mask = torch.arange(examples) % 3, torch.arange(examples) < mask
-    x[mask:] = torch.nan  # padding may have any value
+    y, mask = torch.arange(examples) % 3, torch.arange(examples) < counted
+    x[counted:] = torch.nan  # padding may have any value
     inputs, other = augmenter(mixup=mixup).mix(x, y, mask, key)
-    partner = ((inputs - x) / other.weight[:, None] + x)[:mask, 0].round().long() - 1
-    assert torch.equal(other.y[:mask], y[partner])
-    return inputs[:mask], partner, other.weight, other.y
+    partner = ((inputs - x) / other.weight[:, None] + x)[:counted, 0].round().long() - 1
+    assert torch.equal(other.y[:counted], y[partner])
+    return inputs[:counted], partner, other.weight, other.y
 
 
 def test_every_example_is_a_partner_once_and_padding_never() -> None:
-    for mask in (1, 2, 5, 8):
-        assert mixed(8, mask)[1].sort().values.tolist() == list(range(mask))
+    for counted in (1, 2, 5, 8):
+        assert mixed(8, counted)[1].sort().values.tolist() == list(range(counted))
 
 
 def test_partners_are_uniform() -> None:

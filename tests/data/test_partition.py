@@ -396,24 +396,24 @@ def test_a_broken_file_is_rejected_or_still_intact(
     assert same(loaded, made)  # some bytes of an archive, such as its dates, do not matter
 
 
-GOOD = {"rows": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("{}")}
+GOOD = {"examples": np.arange(6), "offsets": np.array([0, 2, 6]), "meta": np.array("{}")}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"rows": np.array([0, 1, 2, 3, 4, 4])},
-        {"rows": np.array([0, 1, 2, 3, 4, 6])},
-        {"rows": np.arange(6) - 1},
-        {"rows": np.arange(6.0)},
-        {"rows": np.arange(6).reshape(2, 3)},
+        {"examples": np.array([0, 1, 2, 3, 4, 4])},
+        {"examples": np.array([0, 1, 2, 3, 4, 6])},
+        {"examples": np.arange(6) - 1},
+        {"examples": np.arange(6.0)},
+        {"examples": np.arange(6).reshape(2, 3)},
         {"offsets": np.array([0, 2, 5])},
         {"offsets": np.array([1, 2, 6])},
         {"offsets": np.array([0, 4, 2, 6])},
         {"offsets": np.array([], dtype=np.int64)},
         {"meta": np.array("{")},
         {"meta": np.array("[]")},
-        {"rows": np.array([None] * 6)},
+        {"examples": np.array([None] * 6)},
     ],
 )
 def test_an_archive_of_other_arrays_is_rejected(tmp_path: Path, change: dict[str, NDArray[np.generic]]) -> None:

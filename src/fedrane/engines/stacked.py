@@ -570,8 +570,8 @@ def _channels_last(stack: Tensor) -> Tensor:
 
 def _in_order(parts: list[Done], positions: list[int]) -> Done:
     """The chunks' results as one, in the order of client numbers."""
-    whole = parts[0] if len(parts) == 1 else tree.map(lambda *examples: torch.cat(examples), *parts)
+    whole = parts[0] if len(parts) == 1 else tree.map(lambda *rows: torch.cat(rows), *parts)
     if positions == sorted(positions):
         return whole
     back = torch.tensor(np.argsort(positions)).to(tree.leaves(whole)[0].device)
-    return tree.map(lambda examples: examples[back], whole)
+    return tree.map(lambda rows: rows[back], whole)

@@ -12,7 +12,7 @@ upload: first those it never had, then core j at random with weight b^|p_ij|, b 
 *Deviations*: all cores start from the same weights; in the authors' code from different ones. That code lacks the 1/2,
 and does not record which cores were received, so all choices are uniform. A client that never uploaded is sent the M
 next in number. The learning rate of p has no schedule, weight decay or clip. BatchNorm's statistics stay with the
-client. A core moves its mix by p_ii² ≈ 1/N² of ``lr``; ``core_rate``, a factor of its gradient, is not in the paper.
+client. A core moves its mix by p_ii² ≈ 1/N² of ``lr``; ``core_lr``, a factor of its gradient, is not in the paper.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class APPLE(Algorithm):
         return State(model, {"cores": core_models.copies(self.exchanged(task, model.params), len(sizes)), **extra})
 
     def join(self, task: Task, server: State, client: Client) -> State:
-        (params, stats), examples, prior = server.model, server.extra["cores"], server.extra["prior"]
-        extra = {"core": {name: value[int(client.index)] for name, value in examples.items()}, "relation": prior}
+        (params, stats), cores, prior = server.model, server.extra["cores"], server.extra["prior"]
+        extra = {"core": {name: value[int(client.index)] for name, value in cores.items()}, "relation": prior}
         if self.downloads:  # the server's model stays the initial one, so these are copies of all initial cores
             return State(server.model, {**extra, **core_models.first(self.exchanged(task, params), client)})
-        mixed = {name: torch.tensordot(prior, value, 1) for name, value in examples.items()}
+        mixed = {name: torch.tensordot(prior, value, 1) for name, value in cores.items()}
         return State(Model({**params, **mixed}, stats), extra)
 
     def send(self, task: Task, server: State, client: Client) -> State:
         which = server.extra["wanted"][client.index] if self.downloads else core_models.others(client)
-        sent = {name: examples[which] for name, examples in server.extra["cores"].items()}
+        sent = {name: core[which] for name, core in server.extra["cores"].items()}
         return State(Model({}, {}), {"cores": sent, "which": which, "prior": server.extra["prior"]})
 
     def start(self, task: Task, ctx: Context) -> Model:
@@ -97,19 +97,18 @@ class APPLE(Algorithm):
         examples = batch.mask.sum().to(work.examples)
         sums = {name: total + examples * outcome.metrics[name].detach() for name, total in work.sums.items()}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return Work(
-            model, velocity, work.examples + examples, sums, {**moved, "velocity": velocity_p, "key": batch.key}
-        )
+        extra = {**moved, "velocity": velocity_p, "key": batch.key}
+        return Work(model, velocity, work.examples + examples, sums, extra)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done, relation = super().finish(task, ctx, work), work.extra["relation"]
         core, up = done.up.model.params, {}
-        own = {"core": core, "relation": relation}
+        kept = {"core": core, "relation": relation}
         if self.downloads:
-            own |= core_models.keep(ctx)
-            up["wanted"] = core_models.wish(ctx, relation, own["had"], work.extra["key"])
+            kept |= core_models.keep(ctx)
+            up["wanted"] = core_models.wish(ctx, relation, kept["had"], work.extra["key"])
         mixed = Model({**work.model.params, **core_models.mix(ctx, core, relation)}, work.model.stats)
-        return done._replace(up=State(Model(core, {}), up), client_state=State(mixed, own))
+        return done._replace(up=State(Model(core, {}), up), client_state=State(mixed, kept))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         uploads = {"cores": ups.model.params, **ups.extra}

@@ -104,6 +104,6 @@ class Scaffold(Algorithm):
         averaged, record = super().aggregate(task, server, ups, cohort)
         equal = torch.full_like(cohort.lr, self.global_lr / len(cohort.index), dtype=torch.float64)
         params = tree.move(server.model.params, ups.model.params, equal)
-        change = {name: examples.sum(0) / cohort.population for name, examples in ups.extra["control"].items()}
+        change = {name: controls.sum(0) / cohort.population for name, controls in ups.extra["control"].items()}
         control = tree.add(server.extra["control"], change)
         return State(Model(params, averaged.model.stats), {"control": control}), record

@@ -96,7 +96,7 @@ class Calibration(SphereFed):
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         if GLOBAL not in self.models_on(task):
             return server, {"messages": ["no calibration: with norm=local there is no global model"]}
-        moments = sphere.Moments(**{name: examples.sum(0) for name, examples in ups.extra.items()})
+        moments = sphere.Moments(**{name: moment.sum(0) for name, moment in ups.extra.items()})
         head = moments.ridge_regression(self.ridge)
         record = {"calibration/loss": float(moments.squared_error(head))}  # train/loss is that of the fixed head
         return server._replace(extra={HEAD: head.to(task.dtype).contiguous()}), record

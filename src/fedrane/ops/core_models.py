@@ -27,9 +27,9 @@ def copies(core: Tensors, count: int) -> Tensors:
     return {name: value.expand(count, *value.shape) for name, value in core.items()}
 
 
-def put(examples: T, positions: Tensor, new: T) -> T:
+def put(rows: T, positions: Tensor, new: T) -> T:
     """A stack of trees with some of its rows replaced."""
-    return tree.map(lambda old, row: old.index_copy(0, positions, row), examples, new)
+    return tree.map(lambda old, row: old.index_copy(0, positions, row), rows, new)
 
 
 def next_in_number(clients: Tensor, most: int) -> Tensor:
@@ -54,8 +54,8 @@ def mix(ctx: Context, core: Tensors, relation: Tensor) -> Tensors:
     at_hand = torch.cat([ctx.client.index.reshape(1), which])
     own, rest = relation.index_select(0, at_hand[:1]), torch.where(_among(at_hand, ctx.client), 0, relation)
     came = relation.index_select(0, which)
-    mixed = {name: own * core[name].flatten() + came @ examples.flatten(1) for name, examples in fresh.items()}
-    mixed |= {name: mixed[name] + rest @ examples.flatten(1) for name, examples in kept.items()}
+    mixed = {name: own * core[name].flatten() + came @ rows.flatten(1) for name, rows in fresh.items()}
+    mixed |= {name: mixed[name] + rest @ rows.flatten(1) for name, rows in kept.items()}
     return {name: value.reshape(core[name].shape) for name, value in mixed.items()}
 
 

@@ -69,20 +69,20 @@ class Relations(NamedTuple):
     """The relative change of B in the last alternation."""
 
 
-def pearson(examples: Tensor, mask: Tensor) -> Tensor:
+def pearson(features: Tensor, mask: Tensor) -> Tensor:
     """The correlation of each pair of rows; 0 for constant rows and padding."""
-    return normed(examples, mask) @ normed(examples, mask).mT
+    return normed(features, mask) @ normed(features, mask).mT
 
 
-def normed(examples: Tensor, mask: Tensor) -> Tensor:
+def normed(features: Tensor, mask: Tensor) -> Tensor:
     """The rows minus their mean, with norm 1: their inner products are Pearson's coefficients."""
-    examples = torch.where(mask[..., None], examples, 0)
-    centred = examples - examples.mean(-1, keepdim=True)
+    features = torch.where(mask[..., None], features, 0)
+    centred = features - features.mean(-1, keepdim=True)
     # A constant row leaves only rounding errors, which are recognised by their size relative to the row.
-    scale = examples.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(examples.dtype).tiny)
+    scale = features.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
     centred = centred / scale
     length = centred.square().sum(-1, keepdim=True)
-    noise = (4 * torch.finfo(examples.dtype).eps) ** 2 * examples.shape[-1]
+    noise = (4 * torch.finfo(features.dtype).eps) ** 2 * features.shape[-1]
     return torch.where(length > noise, centred * torch.rsqrt(length.clamp(min=noise)), 0)
 
 
