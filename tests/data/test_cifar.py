@@ -161,7 +161,7 @@ def test_labels_of_another_type_are_rejected(tmp_path, labels):
 
 @both
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(3, 3072), (1, 3072), (3072, 2), (1, 6144), (-2, -3072), (2**31 - 1, 2**31 - 1)]
+    ("examples", "columns"), [(3, 3072), (1, 3072), (3072, 2), (1, 6144), (-2, -3072), (2**31 - 1, 2**31 - 1)]
 )
 def test_an_array_of_another_shape_is_rejected(tmp_path, python, examples, columns):
     tracemalloc.start()

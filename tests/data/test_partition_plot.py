@@ -77,7 +77,7 @@ def test_pyplot_stays_out_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "shown"), [(0.1, 1), (1, 1), (4, 2), (9.9, 5), (10, 10), (499, 200), (73_000, 50_000)]
+    ("examples", "shown"), [(0.1, 1), (1, 1), (4, 2), (9.9, 5), (10, 10), (499, 200), (73_000, 50_000)]
 )
 def test_the_scale_has_round_numbers(examples: float, shown: int) -> None:
     assert _round(examples) == shown

@@ -132,7 +132,7 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
         assert max(errors(found, true)) < 1e-3
 
 
-@pytest.mark.parametrize("rows", [3, 700])
+@pytest.mark.parametrize("examples", [3, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(examples: int, dtype: torch.dtype) -> None:
     """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
@@ -180,7 +180,7 @@ def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
-@pytest.mark.parametrize(("rows", "width"), [(20, 8), (31, 16), (128, 64), (128, 512)])
+@pytest.mark.parametrize(("examples", "width"), [(20, 8), (31, 16), (128, 64), (128, 512)])
 def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(examples: int, width: int, form: str) -> None:
     torch.manual_seed(0)
     centres = noise(3, 4, width)[:, torch.arange(examples, device="cuda") % 4]

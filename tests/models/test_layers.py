@@ -94,7 +94,7 @@ def with_statistics(shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 1, 1)], ids=str)
-@pytest.mark.parametrize(("rows", "full"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("examples", "full"), [(0, False), (1, False), (1, True)])
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
     shape: tuple[int, ...], examples: int, full: bool
 ) -> None:

@@ -32,7 +32,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a child must no
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no law needs one, and a child is the sooner at work
 os.environ["TRITON_INTERPRET"] = "1"  # before something imports Triton; what is held to laws here runs on a CPU
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 import pytest  # noqa: E402
 

@@ -23,7 +23,7 @@ def by_hand(z: torch.Tensor, augmented: torch.Tensor, temperature: float) -> flo
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 1.0])
-@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("examples", [1, 2, 7])
 def test_it_equals_the_double_loop(examples: int, temperature: float) -> None:
     z, augmented = torch.randn(2, examples, 5, dtype=torch.float64)
     mask = torch.ones(examples, dtype=torch.bool)

@@ -74,7 +74,7 @@ def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: flo
 
 
 @pytest.mark.parametrize("strength", [0.01, 0.1, 1.0])
-@pytest.mark.parametrize("rows", [7, 40])
+@pytest.mark.parametrize("examples", [7, 40])
 def test_the_exact_form_never_raises_the_smoothed_objective(examples: int, strength: float) -> None:
     z = draw(examples, 16, seed=examples)
     correlation = pearson(z, alive(examples))

@@ -93,12 +93,11 @@ class APPLE(Algorithm):
         grads |= tree.scale({name: grads[name] for name in ctx.down.extra["cores"]}, self.core_lr)
         trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
         plain, lr = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_lr)
-        moved, velocity_p = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], lr)
+        moved, pace = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], lr)
         examples = batch.mask.sum().to(work.examples)
         sums = {name: total + examples * outcome.metrics[name].detach() for name, total in work.sums.items()}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        extra = {**moved, "velocity": velocity_p, "key": batch.key}
-        return Work(model, velocity, work.examples + examples, sums, extra)
+        return Work(model, velocity, work.examples + examples, sums, {**moved, "velocity": pace, "key": batch.key})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done, relation = super().finish(task, ctx, work), work.extra["relation"]
