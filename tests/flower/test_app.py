@@ -127,12 +127,12 @@ def test_a_client_counts_its_classes_only_if_it_wants_to(tmp_path: Path, monkeyp
 
 
 COUNTS = {
-    "more hits than rows": {"hits": 10**6},
+    "more hits than examples": {"hits": 10**6},
     "negative": {"few": -1},
     "not finite": {"loss": float("nan")},
-    "a number for a list": {"class_rows": 5},
-    "other classes": {"class_rows": [1, 2], "class_hits": [0, 0]},
-    "classes that do not sum up": {"class_rows": [1] * 10, "class_hits": [0] * 10},
+    "a number for a list": {"class_examples": 5},
+    "other classes": {"class_examples": [1, 2], "class_hits": [0, 0]},
+    "classes that do not sum up": {"class_examples": [1] * 10, "class_hits": [0] * 10},
 }
 
 
