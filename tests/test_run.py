@@ -230,10 +230,6 @@ class Rated(Algorithm):
 
     parts: int = 2
 
-    @property
-    def records(self) -> tuple[str, ...]:
-        return ("loss", "rate")
-
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
         return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.lr + 0 * loss})

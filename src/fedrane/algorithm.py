@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from fedrane import tree
+from fedrane.kernels.dispatch import disabled
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, cross_entropy
 from fedrane.tree import Tensors
 
@@ -32,7 +34,7 @@ class Outcome(NamedTuple):
 
     stats: Tensors
     metrics: Tensors
-    """Scalars, one for each name in ``records``."""
+    """Scalars, the same names for every batch; their means over the examples are recorded."""
 
 
 class Work(NamedTuple):
@@ -68,11 +70,6 @@ class Algorithm:
     needs: ClassVar[Needs] = {}
     """Fields that only have an effect if another has a certain value: ``{"calibrate=True": ("ridge",)}`` or
     ``{"a=x|y": …}``."""
-
-    @property
-    def records(self) -> tuple[str, ...]:
-        """The names of the metrics its objective returns."""
-        return ("loss",)
 
     # ---- what is kept where
 
@@ -121,7 +118,7 @@ class Algorithm:
         model = self.start(task, ctx)
         zero = torch.zeros((), dtype=task.dtype, device=task.device)
         velocity = task.sgd.init(tree.pick(model.params, self.trains))
-        return Work(model, velocity, zero, dict.fromkeys(self.records, zero), {})
+        return Work(model, velocity, zero, dict.fromkeys(_metric_names(self, task, ctx, model), zero), {})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         """One SGD step on the objective."""
@@ -134,7 +131,7 @@ class Algorithm:
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
         trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
         examples = batch.mask.sum().to(work.examples.dtype)
-        sums = {name: work.sums[name] + examples * outcome.metrics[name].detach() for name in self.records}
+        sums = {name: work.sums[name] + examples * outcome.metrics[name].detach() for name in work.sums}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
         return work._replace(model=model, velocity=velocity, examples=work.examples + examples, sums=sums)
 
@@ -162,15 +159,6 @@ class Algorithm:
         """Post-training stages: methods that each run one round with all clients after the last round."""
         return ()
 
-    def models_on(self, task: Task) -> tuple[str, ...]:
-        """Which models the method has on this task: with local normalisation layers there is no global one."""
-        return (PERSONAL,) if task.norm == "local" and task.norm_names else self.models
-
-    def depends_on_batch(self, task: Task) -> bool:
-        """Whether a prediction depends on the other examples of its batch. Then evaluation uses batches of the
-        training size, of one client each."""
-        return task.norm == "batch"
-
     def global_model(self, task: Task, server: State) -> Model:
         return server.model
 
@@ -183,8 +171,14 @@ class Algorithm:
         net = task.evaluating(model, mask)
         return net.head(net.body(x))
 
-    # ---- helpers of the hooks above
+    # ---- helpers of the hooks above; a method uses them and does not override them
 
+    @final
+    def models_on(self, task: Task) -> tuple[str, ...]:
+        """Which models the method has on this task: with local normalisation layers there is no global one."""
+        return (PERSONAL,) if task.norm == "local" and task.norm_names else self.models
+
+    @final
     def exchanged(self, task: Task, params: Tensors) -> Tensors:
         """The parameters that are uploaded: shared and trained."""
         return tree.pick(params, lambda name: self._shared(task, name) and self.trains(name))
@@ -212,3 +206,21 @@ def sample_ratio(cohort: Client) -> Tensor:
 
 def _overlay(below: Model, above: Model) -> Model:
     return Model({**below.params, **above.params}, {**below.stats, **above.stats})
+
+
+_names: WeakKeyDictionary[Task, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _metric_names(algorithm: Algorithm, task: Task, ctx: Context, model: Model) -> tuple[str, ...]:
+    """The metrics that an objective returns, from one call on two empty examples; once for each task and method."""
+    known = _names.setdefault(task, {})
+    if (key := f"{type(algorithm)} {algorithm}") not in known:
+        x = torch.zeros(2, *task.shape, dtype=task.dtype, device=task.device)
+        y, mask = (torch.zeros(2, dtype=dtype, device=task.device) for dtype in (torch.int64, torch.bool))
+        try:
+            with torch.no_grad(), disabled():  # kernels would be compiled for this size of batch alone
+                _, outcome = algorithm.objective(task, ctx, model, Batch(x, y, ~mask, y[0], full=True))
+        except Exception:  # noqa: BLE001 - the first step raises it again, where it belongs
+            return ("loss",)
+        known[key] = tuple(outcome.metrics)
+    return known[key]

@@ -98,6 +98,8 @@ class Task:
     classes: int
     width: int
     """The number of features the body returns."""
+    shape: tuple[int, ...] = ()
+    """Of one example."""
     sgd: SGD = field(default_factory=SGD)
     norm: str = "shared"
     seed: int = 0
@@ -108,13 +110,15 @@ class Task:
     compute: torch.dtype | None = None
     """The dtype of the body's arithmetic in training, if it differs."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    batch_dependent: bool = False
+    """The method's predictions depend on the rest of their batch."""
 
     @classmethod
     def build(cls, body: nn.Module, head: nn.Module, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
         """A task on examples of that shape. The width of the features is found by a forward pass."""
         parts = {"body": copy.deepcopy(body), "head": copy.deepcopy(head)}
         parts = {part: convert(module, part, settings.get("norm", "shared")) for part, module in parts.items()}
-        task = cls(parts, classes, width=0, **settings)
+        task = cls(parts, classes, 0, shape, **settings)
         with torch.no_grad():
             example = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
             net = task.evaluating(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
@@ -193,6 +197,11 @@ class Task:
     def is_stat(name: str) -> bool:
         """Whether a buffer is changed by training; the others are constants."""
         return name.endswith(("running_mean", "running_var"))
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether a prediction depends on the rest of its batch. If so, a client's are batches of the training size."""
+        return self.norm == "batch" or self.batch_dependent
 
     @cached_property
     def norm_names(self) -> frozenset[str]:

@@ -177,7 +177,6 @@ def test_each_flag_changes_only_its_own_part() -> None:
     batch = imbalanced(2)
     a, b = (FedRANE(gne=flag).objective(whole, ctx, whole.init(), batch)[0] for flag in (True, False))
     assert torch.equal(a, b)
-    assert FedRANE(lra=False).records == ("loss",)
     for flag in (True, False):
         method = FedRANE(lra=flag)
         shared, server, ups, cohort = uploads(FedRANE(lra=False))
@@ -315,7 +314,7 @@ def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
         together = method.predict(task, model, examples.x, examples.mask)
         alone = method.predict(task, model, examples.x[:1], examples.mask[:1])
         assert (not torch.allclose(together[:1], alone)) == apart
-        assert method.depends_on_batch(task) == apart
+        assert task.depends_on_batch == apart
 
 
 @pytest.mark.parametrize("name", ["fedrane", "fedrane-wo-lra", "fedrane-wo-gne"])

@@ -172,7 +172,7 @@ def test_it_is_fedrane_without_its_two_parts(settings: dict[str, Any]) -> None:
 def test_policies_under_which_features_are_not_one_function() -> None:
     """norm=batch: calibrated on features of training batches, as in evaluation; norm=local: not calibrated."""
     result = conformance.trained(SphereFed(), norm="batch")
-    assert result.algorithm.depends_on_batch(result.task)
+    assert result.task.depends_on_batch
     assert tree.finite(result.server.extra)
     assert "head.weight" in result.server.extra
     listener = Listener()

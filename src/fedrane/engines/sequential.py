@@ -129,7 +129,7 @@ class Sequential(LocalEngine):
     @property
     def predict_rows(self) -> int:
         """Rows predicted together."""
-        return self.federation.batch if self.algorithm.depends_on_batch(self.federation.task) else MAX_PREDICT_ROWS
+        return self.federation.batch if self.federation.task.depends_on_batch else MAX_PREDICT_ROWS
 
     @torch.no_grad()
     def answer(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

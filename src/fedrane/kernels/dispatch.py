@@ -7,7 +7,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -22,11 +22,12 @@ from torch.autograd import Function
 ENABLED = True
 """Set to False to have PyTorch do everything, also for stacked clients (``vmap`` of its own operations)."""
 _stacked: ContextVar[bool] = ContextVar("clients are stacked", default=False)
+_disabled: ContextVar[bool] = ContextVar("GPU kernels are disabled", default=False)
 
 
 def gpu_kernels(x: Tensor, module: str) -> ModuleType | None:
     """The module of ``fedrane.kernels.gpu`` for tensors like this one, or None where PyTorch does the work."""
-    return _load(module) if ENABLED and x.is_cuda and x.dtype != torch.float64 else None
+    return _load(module) if ENABLED and not _disabled.get() and x.is_cuda and x.dtype != torch.float64 else None
 
 
 @cache
@@ -43,13 +44,23 @@ def stacked() -> bool:
     return _stacked.get()
 
 
+def stacking() -> AbstractContextManager[None]:
+    """Within it, clients are stacked."""
+    return _true_within(_stacked)
+
+
+def disabled() -> AbstractContextManager[None]:
+    """Within it, PyTorch does the work of the GPU kernels."""
+    return _true_within(_disabled)
+
+
 @contextmanager
-def stacking() -> Iterator[None]:
-    token = _stacked.set(True)
+def _true_within(variable: ContextVar[bool]) -> Iterator[None]:
+    token = variable.set(True)
     try:
         yield
     finally:
-        _stacked.reset(token)
+        variable.reset(token)
 
 
 class _OnStack(Function):

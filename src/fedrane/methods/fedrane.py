@@ -12,7 +12,7 @@ On the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -64,14 +64,11 @@ class FedRANE(Algorithm):
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
 
-    @property
-    def records(self) -> tuple[str, ...]:
-        return ("loss", "cd", *graph.FACTS) if self.lra else ("loss",)
-
     def prepare(self, task: Task) -> Task:
         task = sphere.with_head(task, self.head)
         passing = graph.MessagePassing(task.width, self.steps, self.attention, self.residual, self.neighbours)
-        task = task.add("relate", passing) if self.lra else task
+        if self.lra:
+            task = replace(task.add("relate", passing), batch_dependent=self.predict_on == "relational")
         return task.add("project", projection(task.width, self.projection)) if self.lra and self.projection else task
 
     def trains(self, name: str) -> bool:
@@ -96,9 +93,6 @@ class FedRANE(Algorithm):
         terms = nash.Terms(self.power, self.length, self.scope, self.blend, self.solver)
         model, record = nash.negotiate(server.model, ups.model, cohort, terms)
         return server._replace(model=model), record
-
-    def depends_on_batch(self, task: Task) -> bool:
-        return super().depends_on_batch(task) or (self.lra and self.predict_on == "relational")
 
     def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
         net = task.evaluating(model, mask)

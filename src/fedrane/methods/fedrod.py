@@ -51,10 +51,6 @@ class FedRoD(Algorithm):
         if self.balance == 0:
             warnings.warn("Fed-RoD with method.balance=0 has FedAvg's global model", stacklevel=3)
 
-    @property
-    def records(self) -> tuple[str, ...]:
-        return ("loss", "personal")
-
     def prepare(self, task: Task) -> Task:
         return task.add("personal", ZeroLinear(task.width, task.classes))
 

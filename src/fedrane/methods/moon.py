@@ -48,10 +48,6 @@ class MOON(Algorithm):
             longer = " on a network with a longer head" if self.projection == "inline" else ""
             warnings.warn(f"MOON with method.strength=0 is FedAvg{longer}", stacklevel=3)
 
-    @property
-    def records(self) -> tuple[str, ...]:
-        return ("loss", "contrast")
-
     def prepare(self, task: Task) -> Task:
         task = task.add("project", projection(task.width, self.width))
         return task.add("head", nn.Linear(self.width, task.classes)) if self.projection == "inline" else task

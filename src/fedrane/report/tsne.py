@@ -84,7 +84,7 @@ def head_inputs(
     predict: Callable[[NDArray[np.int64]], object],
 ) -> NDArray[np.float64]:
     """The inputs of the head while the model predicts, with whatever the method does to them before the head."""
-    chunk = batch if algorithm.depends_on_batch(task) else CHUNK
+    chunk = batch if task.depends_on_batch else CHUNK
     inputs: list[Tensor] = []
     hook = task.parts["head"].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     try:

@@ -99,7 +99,7 @@ def answer(
     engine: Predicts, federation: Federation, algorithm: Algorithm, models: list[Model]
 ) -> tuple[list[Tally], list[Tally]]:
     """Return the tallies of each client's model on its local test set and on its validation set."""
-    together, split = not algorithm.depends_on_batch(federation.task), federation.split
+    together, split = not federation.task.depends_on_batch, federation.split
     tested, held = (
         _tallies(engine, federation, models, examples, together) for examples in (split.test, split.validation)
     )
