@@ -272,7 +272,7 @@ MUTANTS = {
     "padding_changes_nothing": CountsDead,
     "mixed_labels_count": OneLabel,
     "only_what_is_shared_travels": Leaks,
-    "answers_are_those_declared": BatchWise,
+    "models_are_those_declared": BatchWise,
     "it_learns": Uphill,
 }
 

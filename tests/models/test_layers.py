@@ -186,7 +186,7 @@ def dropped(key: int, examples: int, layer: KeyedDropout) -> Tensor:
 
 
 def test_dropout_is_a_function_of_the_key() -> None:
-    layer = KeyedDropout(0.3, layer=2, whole_channels=False)
+    layer = KeyedDropout(0.3, layer=2, by_channel=False)
     assert torch.equal(dropped(7, 40, layer), dropped(7, 40, layer))
     assert not torch.equal(dropped(7, 40, layer), dropped(8, 40, layer))
     assert torch.equal(dropped(7, 60, layer)[:40], dropped(7, 40, layer)), "padding moves no mask"
@@ -197,12 +197,12 @@ def test_dropout_is_a_function_of_the_key() -> None:
 
 def test_dropout_works_however_deep() -> None:
     """The number of the layer is part of the mix, and may be large."""
-    masks = [dropped(7, 40, KeyedDropout(0.5, layer, whole_channels=False)) for layer in (0, 5, 6, 1000)]
+    masks = [dropped(7, 40, KeyedDropout(0.5, layer, by_channel=False)) for layer in (0, 5, 6, 1000)]
     assert all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i])
 
 
 def test_dropout_is_off_outside_of_training() -> None:
-    layer = KeyedDropout(0.9, 0, whole_channels=False)
+    layer = KeyedDropout(0.9, 0, by_channel=False)
     x = torch.randn(5, 4)
     assert torch.equal(layer(x), x)
     with within(Pass(False, torch.ones(5, dtype=torch.bool), True, torch.tensor(1))):

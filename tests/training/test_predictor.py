@@ -17,7 +17,7 @@ from fedrane.data import load
 from fedrane.errors import DataError
 from fedrane.methods.fedavg import FedAvg
 from fedrane.testing import conformance
-from fedrane.training.predictor import Inputs, read_rows
+from fedrane.training.predictor import Inputs, read_named_inputs
 
 DIGITS = load("digits")
 BYTES = torch.from_numpy(DIGITS.x_test)
@@ -163,7 +163,7 @@ def test_a_compiled_model_answers_alike() -> None:
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
 def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
-    examples = np.stack([row for _, row in read_rows(tmp_path / "x.npz", (1, 8, 8), 0)])
+    examples = np.stack([row for _, row in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
     assert examples.dtype == np.uint8
     assert np.array_equal(examples, DIGITS.x_test)
 
@@ -181,7 +181,7 @@ def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
 def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
     with pytest.raises(DataError) as error:
-        list(read_rows(tmp_path / "x.npz", (1, 8, 8), 0))
+        list(read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0))
     assert word in str(error.value)
     assert str(tmp_path / "x.npz") in str(error.value)
 
@@ -189,7 +189,7 @@ def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) ->
 def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 5)))
     with pytest.raises(DataError, match="columns"):
-        list(read_rows(tmp_path / "x.npz", (6,), 0))
+        list(read_named_inputs(tmp_path / "x.npz", (6,), 0))
 
 
 def test_the_facts_of_an_older_version_are_enough() -> None:

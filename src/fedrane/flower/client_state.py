@@ -1,6 +1,6 @@
 """A client's state between rounds, in its own folder and in Flower's context; and its first state.
 
-Each round leaves a copy, keyed by its number. The newest is pending: only the server's next message says whether its
+Each round leaves a copy, keyed by its number. The newest is pending: only the server's next message shows whether its
 upload was aggregated. Every message names the round whose upload was aggregated last. Later copies were lost, or belong
 to rounds that a resumed server has given up: they are dropped. So a killed node, a lost upload and a server that goes
 back to its checkpoint all find the right copy.
@@ -76,7 +76,7 @@ class ClientStateStore:
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".metadata"] = ConfigRecord({"fedrane": metadata["fedrane"]})
 
-    # ---- one copy in both places
+    # ---- one copy in both stores
 
     def _get(self, round: int) -> SavedState:
         problem = "no copy of it is left"
