@@ -77,15 +77,15 @@ def dishonest(federation: Federation, name: str, training: str, *words: str) -> 
 
 def test_clients_that_lie_are_left_out(federation: Federation) -> None:
     dishonest(federation, "liars", LIAR, "method=scaffold")
-    said = federation.submit("liars", "run-liars", timeout=300.0)
-    assert federation.finished("run-liars"), said + federation.logs()
+    output = federation.submit("liars", "run-liars", timeout=300.0)
+    assert federation.finished("run-liars"), output + federation.logs()
     lines = metrics(federation.folder / "run-liars")
     assert [line["lost"] for line in lines] == [[1, 2]] * 4 + [[]]
     for line, reasons in zip(lines, REASONS, strict=True):
         assert line.get("refused", {}).keys() == reasons.keys()
         for client, reason in reasons.items():
             assert reason in line["refused"][client]
-            assert f"client {client} is left out" in said
+            assert f"client {client} is left out" in output
     controls_sum_up(federation, "run-liars")
 
 
@@ -111,14 +111,14 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -
     for file in silent:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    said = federation.do(federation.submission("few", "run-few", min_replies=2, retries=1), check=False)
-    assert "1 of 3" in said
+    output = federation.do(federation.submission("few", "run-few", min_replies=2, retries=1), check=False)
+    assert "1 of 3" in output
     assert federation.rounds("run-few") == 1
     assert not federation.finished("run-few")
     for file in silent:
         file.unlink()
-    said = federation.submit("few", "run-few", min_replies=2)
-    assert federation.finished("run-few"), said + federation.logs()
+    output = federation.submit("few", "run-few", min_replies=2)
+    assert federation.finished("run-few"), output + federation.logs()
     local = fedrane.run(federation.experiment("few").replace(engine="sequential", device="cpu"))
     same_bytes(fedrane.load(federation.folder / "run-few").server, local.server)
     controls_sum_up(federation, "run-few")
@@ -142,11 +142,11 @@ def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federat
     run = submitted(federation, "faults", out, timeout=float(ROUND))
     try:
         until(lambda: federation.rounds(out) >= 1, "a round is done")
-        heard = [program.said.count("Receiving: train") for program in (hanging, killed)]
-        for program, before in zip((hanging, killed), heard, strict=True):
-            until(lambda p=program, n=before: p.said.count("Receiving: train") > n, "they train")  # type: ignore[misc]
+        counts = [program.output.count("Receiving: train") for program in (hanging, killed)]
+        for program, before in zip((hanging, killed), counts, strict=True):
+            until(lambda p=program, n=before: p.output.count("Receiving: train") > n, "they train")  # type: ignore[misc]
         hanging.send(signal.SIGSTOP)
-        since = len(killed.said)
+        since = len(killed.output)
         killed.stop()
         broken = federation.rounds(out) + 1
         until(lambda: federation.rounds(out) >= broken, "the round ends without them")
@@ -170,8 +170,8 @@ def test_a_server_that_is_killed_is_resumed_with_every_head_intact(federation: F
     until(lambda: federation.rounds("run-heads") >= 1, "a round is done")
     run.stop()
     _restart(federation)
-    said = federation.submit("heads", "run-heads")
-    assert federation.finished("run-heads"), said + federation.logs()
+    output = federation.submit("heads", "run-heads")
+    assert federation.finished("run-heads"), output + federation.logs()
     local = fedrane.run(federation.experiment("heads").replace(engine="sequential", device="cpu"))
     same_bytes(fedrane.load(federation.folder / "run-heads").server, local.server)
     for k in range(3):

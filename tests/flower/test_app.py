@@ -33,8 +33,8 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
-from harness import OWN, metrics
-from problems import FEW, slow_except
+from harness import USER_METHOD, metrics
+from problems import ALWAYS_TESTED, slow_except
 
 CLIENTS = 4
 
@@ -65,8 +65,8 @@ class Federation:
         return LoopGrid(client(self.folder / "app" / "app_app"), range(nodes), configs=configs, **tampering)
 
     def config(self, k: int) -> dict[str, Any]:
-        own = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
-        return {"partition-id": k, "class-counts": True, **own}
+        paths = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
+        return {"partition-id": k, "class-counts": True, **paths}
 
     def personal(self, k: int) -> dict[str, Any]:
         return models(self.folder / "clients" / str(k))
@@ -88,12 +88,12 @@ def same_as_local(federation: Federation, out: Path) -> None:
                 assert a[key] == b[key], key
     for k in local.client_states:  # one that was never sampled has trained for itself at the end
         held = federation.personal(k)
-        for kind in local.algorithm.models_on(local.task):
-            expected = local.model if kind == "global" else local.personal(k)
-            same_bytes(dict(held[kind].state_dict()), dict(expected.state_dict()))
+        for which in local.algorithm.models_on(local.task):
+            expected = local.model if which == "global" else local.personal(k)
+            same_bytes(dict(held[which].state_dict()), dict(expected.state_dict()))
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, METHODS))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, METHODS))
 def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, validation=0.2, rounds=2, batch=999)
     same_as_local(federation, federation.serve())
@@ -110,8 +110,8 @@ def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     federation.serve()
     assert federation.grid is not None
     replies = [m for m in federation.grid.seen if m.metadata.reply_to_message_id]
-    kinds = {name for reply in replies for name in reply.content}
-    assert kinds == {"identity", "up", "metrics", "reply", "personal.test"}
+    records = {name for reply in replies for name in reply.content}
+    assert records == {"identity", "up", "metrics", "reply", "personal.test"}
     paths = {path for reply in replies for r in reply.content.array_records.values() for path in r}
     assert paths == {path for path in paths if path.startswith("model/params/body.")}
 
@@ -169,7 +169,7 @@ def dying(round: int) -> Callable[[Message], Message]:
     return down
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, ["fedper", "scaffold", "ditto"]))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, ["fedper", "scaffold", "ditto"]))
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every: int, tmp_path: Path) -> None:
     """Clients' states intact: those that had run ahead of the checkpoint go back with it."""
@@ -226,8 +226,8 @@ def test_too_few_answers_stop_a_federation_and_lose_nothing(tmp_path: Path) -> N
     federation = Federation(tmp_path, method="scaffold", participation=1.0)
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("reply")
-        return None if said and said["round"] == 3 and said["client"] > 0 else reply
+        fields = reply.content.config_records.get("reply")
+        return None if fields and fields["round"] == 3 and fields["client"] > 0 else reply
 
     with pytest.raises(TooFewRepliesError):
         federation.serve(up=up, min_replies=2)
@@ -270,7 +270,7 @@ def with_late_client(federation: Federation, folder: Path) -> tuple[Path, list[i
     return federation.serve(down=down), rounds
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, [name for name in METHODS if name not in BY_NUMBER]))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, [name for name in METHODS if name not in BY_NUMBER]))
 def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=256)
     out, rounds = with_late_client(federation, tmp_path)
@@ -279,9 +279,9 @@ def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(meth
     held = federation.personal(9)
     x, y = read_labelled(tmp_path / "late.npz", federation.app.inputs.classes)
     with torch.no_grad():
-        loss = {kind: F.cross_entropy(m(torch.from_numpy(x)), torch.from_numpy(y)) for kind, m in held.items()}
+        loss = {which: F.cross_entropy(m(torch.from_numpy(x)), torch.from_numpy(y)) for which, m in held.items()}
     if method == "spherefed":  # its last stage trains nothing: what came is kept, under the head that was fixed
-        shared = (dict(held[kind].state_dict()) for kind in ("global", "personal"))
+        shared = (dict(held[which].state_dict()) for which in ("global", "personal"))
         same_bytes(*({name: value for name, value in state.items() if "body" in name} for state in shared))
     else:
         assert loss["personal"] < loss.get("global", math.log(10))
@@ -332,7 +332,7 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
 ) -> None:
     """The client's own account has run the app; another one must say that it trusts what was left there."""
     file = tmp_path / "mine.py"
-    file.write_text(OWN.read_text())
+    file.write_text(USER_METHOD.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
     federation.serve()
     folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
@@ -341,7 +341,7 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
-    file.write_text(OWN.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
+    file.write_text(USER_METHOD.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
     monkeypatch.setattr(user_code, "_named", set())
     refused = CliRunner().invoke(command, ask)
     assert isinstance(refused.exception, ConfigError)
@@ -387,24 +387,24 @@ def test_a_node_without_data_says_so(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
-    heard: list[str] = []
-    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
+    messages: list[str] = []
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert not pool.nodes
-    assert "has no data" in heard[0]
+    assert "has no data" in messages[0]
 
 
 def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> None:
     """A node without a registered key has another name after each start; the old one fades only slowly."""
     federation = Federation(tmp_path, rounds=1)
-    grid, heard = federation.connect(1), list[str]()
-    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
+    grid, messages = federation.connect(1), list[str]()
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert pool.nodes == {0: 1000}
     grid.join(client=0, node=5)
     pool.discover()
     assert pool.nodes == {0: 1000}
-    assert "which node 1000 is" in heard[0]
+    assert "which node 1000 is" in messages[0]
     del grid.online[1000]
     pool.discover()
     assert pool.nodes == {0: 5}
@@ -441,10 +441,10 @@ def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
     import tomllib
 
     federation = Federation(tmp_path, rounds=1)
-    said = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    settings = ServerSettings.read(said)
+    fields = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings = ServerSettings.read(fields)
     assert settings._replace(out="") == ServerSettings(out="")
-    assert {key.replace("-", "_") for key in said} == set(ServerSettings._fields)
+    assert {key.replace("-", "_") for key in fields} == set(ServerSettings._fields)
     with pytest.raises(ConfigError, match="minimal"):
         ServerSettings.read({"minimal": 3})
     assert isinstance(federation.app.experiment, Experiment)
@@ -473,13 +473,13 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
 
 def test_a_federation_records_its_sessions_and_notices_an_edited_method(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(OWN.read_text())
+    file.write_text(USER_METHOD.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1)
     out = federation.serve()
     (session,) = json.loads((out / "sessions.json").read_text())
     assert (session["engine"], session["outcome"], session["rounds"]["after"]) == ("flower-remote", "finished", 1)
-    assert [path.read_text() for path in (out / "code").iterdir()] == [OWN.read_text()]
+    assert [path.read_text() for path in (out / "code").iterdir()] == [USER_METHOD.read_text()]
     federation.serve()
-    file.write_text(OWN.read_text() + "\n# edited\n")
+    file.write_text(USER_METHOD.read_text() + "\n# edited\n")
     with pytest.raises(CheckpointError, match=r"mine\.py changed since the run"):
         federation.serve()

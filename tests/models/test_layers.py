@@ -24,8 +24,8 @@ def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
 
 
 def pair(shape: tuple[int, ...], affine: bool = True) -> tuple[nn.Module, nn.Module]:
-    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
-    theirs = kind(shape[1], affine=affine).double()
+    layer_class = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    theirs = layer_class(shape[1], affine=affine).double()
     if affine:
         nn.init.normal_(theirs.weight)
         nn.init.normal_(theirs.bias)

@@ -79,19 +79,19 @@ def fork(work: Callable[[], int]) -> int:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warm()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
-            answer = {"status": os.waitstatus_to_exitcode(status)}
+            reply = {"status": os.waitstatus_to_exitcode(status)}
         else:
-            answer = {"pid": fork(lambda request=request: child(request))}
-        print(json.dumps(answer), file=answers, flush=True)
+            reply = {"pid": fork(lambda request=request: child(request))}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ TOUCHES = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), 
 """All by which a run changes its folder, beside plain writes, each of which an fsync follows."""
 
 
-def sabotage(kind: str, at: int = 0, log: str = "") -> None:
+def sabotage(method: str, at: int = 0, log: str = "") -> None:
     """``log`` is a file for what is touched; the touch number ``at`` (from 0) is the last."""
-    {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[kind](at, log)
+    {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[method](at, log)
 
 
 def _die() -> None:

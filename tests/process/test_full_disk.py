@@ -50,11 +50,11 @@ def leave(disk: Path, room: int) -> Path:
 
 def test_a_checkpoint_too_large(fedrane: Driver, tmp_path: Path) -> None:
     """Where a checkpoint outgrows what a file may hold, the one before it stands."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, reference = tmp_path / "run", tmp_path / "whole"
     assert fedrane("run", "--out", tmp_path / "first", *GROWING[:-1], "rounds=1").status == 0
-    assert fedrane("run", "--out", whole, *GROWING).status == 0
+    assert fedrane("run", "--out", reference, *GROWING).status == 0
     limit = len(checkpoints(tmp_path / "first")["round-000001.safetensors"]) + 1000
-    assert len(checkpoints(whole)["round-000008.safetensors"]) > limit
+    assert len(checkpoints(reference)["round-000008.safetensors"]) > limit
     ended = fedrane("run", "--out", run, *GROWING, limit=limit)
     complains(ended, run / "checkpoints")
     done = lines(run) - 1
@@ -63,7 +63,7 @@ def test_a_checkpoint_too_large(fedrane: Driver, tmp_path: Path) -> None:
     assert not leftovers(run)
     complains(fedrane("resume", run, limit=limit), run / "checkpoints")
     assert fedrane("resume", run).status == 0
-    same_run(run, whole)
+    same_run(run, reference)
 
 
 def test_no_room_for_the_first_checkpoint(fedrane: Driver, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import fedrane as library
-from harness import OWN, TINY, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
+from harness import TINY, USER_METHOD, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
 
-WORDS = (*TINY, f"method={OWN}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
-SAID = "finishing this round"
+WORDS = (*TINY, f"method={USER_METHOD}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
+FINISHING = "finishing this round"
 
 
 class Gate:
@@ -38,7 +38,7 @@ def interrupt(process: Process, gate: Gate) -> Ended:
     """Ctrl-C in the middle of a round, which then goes on."""
     gate.await_run()
     process.send(signal.SIGINT)
-    until(lambda: SAID in process.said, "the process has heard")
+    until(lambda: FINISHING in process.output, "the process has got the signal")
     gate.open()
     return process.wait()
 
@@ -66,7 +66,7 @@ def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
     process = fedrane.start("run", "--out", run, *WORDS, env=gate.env)
     gate.await_run()
     process.send(signal.SIGINT)
-    until(lambda: SAID in process.said, "the process has heard")
+    until(lambda: FINISHING in process.output, "the process has got the signal")
     process.send(signal.SIGINT)
     ended = process.wait()
     assert ended.status == 130
@@ -82,7 +82,7 @@ def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
 def test_in_the_last_round_there_is_nothing_to_go_on_with(fedrane: Driver, tmp_path: Path) -> None:
     """A run that is done when it could stop has simply ended."""
     gate, run = Gate(tmp_path, round=3), tmp_path / "run"
-    words = (*TINY, f"method={OWN}:Plain", "rounds=3")
+    words = (*TINY, f"method={USER_METHOD}:Plain", "rounds=3")
     ended = interrupt(fedrane.start("run", "--out", run, *words, env=gate.env), gate)
     assert ended.status == 0
     assert "results:" in ended.stdout
@@ -103,7 +103,7 @@ def test_with_json_only_json_is_on_standard_output(fedrane: Driver, tmp_path: Pa
 def test_a_comparison_goes_on_with_the_same_command(fedrane: Driver, tmp_path: Path) -> None:
     """Stopped in the middle of its first run, a comparison leaves the rest to the next call."""
     gate, words = Gate(tmp_path, round=2), (*TINY, "rounds=3")
-    command = ("compare", "--no-report", "--methods", f"{OWN}:Plain,local", *words)
+    command = ("compare", "--no-report", "--methods", f"{USER_METHOD}:Plain,local", *words)
     ended = interrupt(fedrane.start(*command, "--out", tmp_path / "stopped", env=gate.env), gate)
     assert ended.status == 130
     assert "same command" in ended.stdout
@@ -119,9 +119,9 @@ def test_asked_at_any_moment_what_is_done_is_saved(tmp_path: Path) -> None:
     """Wherever in a round the wish to stop comes, the round that the run ends with has its checkpoint."""
     experiment = library.Experiment.from_words((*WORDS, "eval_every=8"))
     for asked in range(8):
-        answers = itertools.chain([False] * asked, itertools.repeat(True))
+        stops = itertools.chain([False] * asked, itertools.repeat(True))
         run = tmp_path / str(asked)
-        result = library.run(experiment, run, stop=lambda answers=answers: next(answers))
+        result = library.run(experiment, run, stop=lambda stops=stops: next(stops))
         assert not result.finished
         assert library.load(run).round == result.round
 

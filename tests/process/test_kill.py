@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fedrane.training.run_folder import CONFIG
-from harness import OWN, TINY, Driver, leftovers, lines, same_run, until
+from harness import TINY, USER_METHOD, Driver, leftovers, lines, same_run, until
 from problems import SLOW
 
 UNEVEN = (*TINY, "participation=0.6", "client_dropout=0.2", "momentum=0.9", "clip=1")
-GLIDING = f"{OWN}:Gliding"
+GLIDING = f"{USER_METHOD}:Gliding"
 """Has state on the server, and a finale."""
 
 
@@ -92,8 +92,8 @@ def test_the_resumed_run_is_killed_too(fedrane: Driver, tmp_path: Path) -> None:
 def test_killed_while_more_rounds_are_planned(fedrane: Driver, tmp_path: Path) -> None:
     """Wherever it touches the folder of a finished run with a finale, the same command brings it to its new end, and
     a plain resume to the old end or the new one."""
-    short, long = (words(GLIDING, every=2, rounds=rounds) for rounds in (3, 5))
-    for name, of in (("old", short), ("new", long)):
+    old_plan, new_plan = (words(GLIDING, every=2, rounds=rounds) for rounds in (3, 5))
+    for name, of in (("old", old_plan), ("new", new_plan)):
         assert fedrane("run", "--out", tmp_path / name, *of).status == 0
     for at in itertools.count(0, 2):
         run, plain = tmp_path / f"killed-{at}", tmp_path / f"plain-{at}"

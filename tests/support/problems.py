@@ -35,7 +35,7 @@ def slow_except(fast: Collection[str], names: Iterable[str]) -> list[Any]:
 
 EVERY_METHOD = slow_except([name for name, entry in METHODS.items() if not entry.preset], METHODS)
 """Of which a method with an option off is slow."""
-FEW = ("fedavg", "scaffold", "fedbabu")
+ALWAYS_TESTED = ("fedavg", "scaffold", "fedbabu")
 """Methods that are quick: without a state, with one at both sides, with training at the end."""
 
 
@@ -79,10 +79,10 @@ class Listener(Callback):
     """Keeps what a run says."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
-        self.heard.append(text)
+        self.messages.append(text)
 
 
 def quick(**changes: Any) -> Experiment:

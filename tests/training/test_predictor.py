@@ -49,8 +49,8 @@ def test_fractions_are_answered_as_bytes_are(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_short_fractions_lose_no_more_than_they_have_lost(dtype: torch.dtype) -> None:
     """They are widened before they are multiplied."""
-    short = (BYTES / 255).to(dtype)
-    assert torch.equal(images()(short), images()(short.float()))
+    fractions = (BYTES / 255).to(dtype)
+    assert torch.equal(images()(fractions), images()(fractions.float()))
 
 
 def test_black_and_white_is_fractions() -> None:
@@ -65,7 +65,7 @@ def test_black_and_white_is_fractions() -> None:
         (BYTES.double(), "divide by"),
         (BYTES.long(), "as uint8"),
         (BYTES.to(torch.int16) * 200, "65535"),
-        (BYTES / 255 - 0.5, "normalisation"),
+        (BYTES / 255 - 0.5, "normalised"),
         (torch.full((2, 1, 8, 8), 1.01), "from 1.01"),
         (torch.full((2, 1, 8, 8), torch.nan), "not a number"),
         (torch.full((2, 1, 8, 8), torch.inf), "to inf"),
@@ -147,7 +147,7 @@ def test_values_need_not_be_looked_at() -> None:
     model.check_values = False
     assert model(torch.full((1, 6), torch.nan)).isnan().all()
     examples = torch.zeros(4, 6, dtype=torch.float64)
-    stacked = torch.func.vmap(lambda row: model(row[None])[0])(examples)
+    stacked = torch.func.vmap(lambda example: model(example[None])[0])(examples)
     torch.testing.assert_close(stacked, model(examples))
 
 
@@ -163,7 +163,7 @@ def test_a_compiled_model_answers_alike() -> None:
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
 def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
-    examples = np.stack([row for _, row in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
+    examples = np.stack([example for _, example in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
     assert examples.dtype == np.uint8
     assert np.array_equal(examples, DIGITS.x_test)
 
@@ -174,7 +174,7 @@ def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
         (DIGITS.x_test.astype(np.float32), "divide by"),
         (DIGITS.x_test.astype(np.int64), "as uint8"),
         (DIGITS.x_test.astype(np.uint16) * 257, "65535"),
-        (DIGITS.x_test / 255 - 0.5, "normalisation"),
+        (DIGITS.x_test / 255 - 0.5, "normalised"),
         (np.full((2, 8, 8), np.nan), "not a number"),
     ],
 )

@@ -167,7 +167,7 @@ class _Packed(NamedTuple):
 
 @contextmanager
 def _memory() -> Iterator[int]:
-    """A file that lies in memory, by its descriptor."""
+    """The descriptor of a file in memory."""
     file = os.memfd_create("clients")
     try:
         yield file

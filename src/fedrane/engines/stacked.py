@@ -174,7 +174,7 @@ class _TrainingStack:
         self.position[: len(plans)].copy_(torch.from_numpy(starts))
 
     def run(self, steps: list[int]) -> Iterator[float]:
-        """Step by step to the end of the round, each with its cost; then :meth:`result` can be asked for."""
+        """Step by step to the end of the round, each with its cost; then :meth:`result` is available."""
         self.finished = [torch.empty_like(leaf) for leaf in self.first(len(steps))]
         before = 0
         for until in sorted(set(steps)):

@@ -162,8 +162,8 @@ def _one_thread() -> None:
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """As the library's fast paths want an image or a convolution's weight to lie; one of a single channel, which lies
-    both ways at once, must show it in its strides."""
+    """An image or a convolution's weight in the memory layout of the library's fast paths. With a single channel both
+    layouts are the same memory, and only the strides show which is meant."""
     if value.dim() != 4:
         return value
     _, channels, height, width = value.shape

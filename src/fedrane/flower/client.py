@@ -176,14 +176,14 @@ class RequestHandler:
         return layout.state({**tree.flatten(down), **tensors}).model
 
     def _received(self) -> tuple[State, Tensors] | None:
-        """What came down, with what came once before; None, if that is not here."""
+        """What was received, with the constants received before; None if those are missing."""
         received, layout = self.content.array_records["down"], self.layout
         expected = layout.schema
         parts = self.client.federation.task.parts.items()
         shapes = {f"{part}.{name}": tuple(p.shape) for part, module in parts for name, p in module.named_parameters()}
         for path, leaf in expected.items():
             if path.startswith(PARAMS) and shapes.get(path.removeprefix(PARAMS)) != leaf.shape:
-                raise MessageError(f"{path} of {leaf.shape} came down", "this client's network has no such parameter")
+                raise MessageError(f"{path} {leaf.shape} was received", "this client's network has no such parameter")
         held = self.saved.constant if self.saved else {}
         constant: Tensors = {}
         for path, name in layout.constant.items():

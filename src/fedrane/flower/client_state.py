@@ -34,7 +34,7 @@ SERVER_START = "server_start"
 class SavedState(NamedTuple):
     client_state: State
     constant: Tensors
-    """Parameters that came down once and never change at the server."""
+    """Parameters that were received once and never change at the server."""
 
 
 class ClientStateStore:
@@ -127,7 +127,7 @@ def initial_server_state(algorithm: Algorithm, federation: Federation) -> State:
 
 
 def derive_first_state(algorithm: Algorithm, task: Task, initial: State, down: State, client: Client) -> State:
-    """A client's first state, from what came down laid over the initial server state; empty where that does not do."""
+    """A client's first state, from what was received and the initial server state; empty if that is not enough."""
     params, stats = ({**before, **now} for before, now in zip(initial.model, down.model, strict=True))
     extra = {name: part for name, part in down.extra.items() if _same_schema(part, initial.extra.get(name, part))}
     try:
@@ -137,5 +137,5 @@ def derive_first_state(algorithm: Algorithm, task: Task, initial: State, down: S
 
 
 def _same_schema(a: Any, b: Any) -> bool:
-    """A part of what the server holds is not the whole."""
+    """Whether both states have the same paths, dtypes and shapes."""
     return schema(tree.flatten(a)) == schema(tree.flatten(b))

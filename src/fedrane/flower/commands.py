@@ -36,7 +36,7 @@ def new_command(
     """Write a Flower app that runs an experiment: flwr run DIR.
 
     Only the form of the inputs (shape, classes, mean and deviation) is taken from the experiment's dataset: a small
-    sample of the same kind as the clients' examples will do.
+    sample that is like the clients' examples will do.
     """
     require("flower", "fedrane flower new", APP)
     experiment = experiment_of(words)

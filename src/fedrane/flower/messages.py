@@ -22,7 +22,7 @@ PARAMS = "model/params/"
 COUNTS, CLASS_COUNTS = ("examples", "hits", "loss", "few", "few_hits"), ("class_examples", "class_hits")
 """The names that a tally's fields have in a message, in the order of its fields."""
 MAX_EXAMPLES = 10**9
-"""More than any one client has: a larger number is a mistake or a lie."""
+"""More than any one client has: a larger number is a mistake or made up."""
 
 
 class ClientRequest(NamedTuple):
@@ -49,7 +49,7 @@ class ClientRequest(NamedTuple):
     first_state: str
     """The layout of what a client cannot derive of its first state by itself."""
     global_model: str
-    """The layout of the global model, where it is asked for; what came down is not repeated."""
+    """The layout of the global model, if it is requested; what was received is not repeated."""
 
     def record(self) -> ConfigRecord:
         return ConfigRecord(self._asdict())

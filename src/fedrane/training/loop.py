@@ -46,9 +46,9 @@ class Stage:
 
 
 class TrainingLoop:
-    """The rounds of an experiment on a federation, whatever the engine.
+    """The rounds of an experiment on a federation, on any engine.
 
-    With a folder, rounds are recorded and checkpoints saved there. ``stop`` is asked after each round.
+    With a folder, rounds are recorded and checkpoints saved there. ``stop`` is called after each round.
     """
 
     def __init__(

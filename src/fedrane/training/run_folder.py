@@ -1,4 +1,4 @@
-"""A run folder: configuration, metrics, checkpoints. A run can be resumed from it, at whatever moment it was killed.
+"""A run folder: configuration, metrics, checkpoints. A run can be resumed from it, killed at any moment.
 
 Each round first appends its line to ``metrics.jsonl`` and then writes its checkpoint, in one rename. So the newest
 checkpoint has all its lines, and lines after it are cut off when the run is resumed.

@@ -17,7 +17,7 @@ from fedrane.training.setup import Network, algorithm_at, at_rest, make_task
 
 
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
-    """Without ``clients`` their states are not read: the global model alone may be asked for then."""
+    """Without ``clients`` their states are not read, and only the global model is available."""
     folder.require_run()
     metadata = folder.read_metadata()
     inputs = Inputs.from_dict(metadata["inputs"], folder.path / METADATA)

@@ -73,7 +73,7 @@ def settled(
 
 
 def _absolute(name: str, dataset: Dataset) -> str:
-    """A path in a run folder must hold wherever the run is resumed from."""
+    """An absolute path: a run may be resumed from another working directory."""
     return name if dataset.name == name else str(Path(name).resolve())
 
 
@@ -106,11 +106,11 @@ def automatic_precision(name: str, device: torch.device) -> str:
 def make_partition(experiment: Experiment, dataset: Dataset) -> partitions.Partition:
     """The experiment sets the number of clients, unless the data or a saved partition have one.
 
-    A number that was asked for must then be the same.
+    A number that the user has set must then be the same.
     """
     how = experiment.partition
-    asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
-    clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
+    explicit = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
+    clients = experiment.clients if explicit or not (how.file or how.kind == "natural") else 0
     return partitions.partition(dataset.y, len(dataset.classes), clients, how, experiment.seed, dataset.client)
 
 

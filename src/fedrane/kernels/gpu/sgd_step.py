@@ -1,4 +1,4 @@
-"""A step of SGD of a stack of clients, each with its own learning rate; PyTorch's own takes twice as long."""
+"""A step of SGD of a stack of clients, each with its own learning rate; PyTorch's operation takes twice as long."""
 
 from __future__ import annotations
 
