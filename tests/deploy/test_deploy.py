@@ -25,7 +25,7 @@ def same_as_local(federation: Federation, app: str, out: str) -> fedrane.Result:
 
 
 def test_the_page_from_beginning_to_end(federation: Federation) -> None:
-    """FedRANE, five rounds; then what a client was left answers."""
+    """FedRANE, five rounds; then predictions with the models that a client keeps."""
     output = federation.do(federation.run_command)
     assert federation.finished("run"), output + federation.logs()
     local = same_as_local(federation, "trial", "run")
@@ -45,7 +45,7 @@ def test_scaffold(federation: Federation) -> None:
 
 
 def test_the_page_s_simulation(federation: Federation) -> None:
-    """Flower's own command, in Ray's processes; the rows are dealt as a local run deals them."""
+    """Flower's own command, in Ray's processes; the examples are partitioned as in a local run."""
     federation.listening("simulation", federation.simulation_link)
     try:
         output = federation.do(federation.simulate)
@@ -67,12 +67,12 @@ STRANGERS = {
         ("disconnected", "could not establish a connection"),
     ),
 }
-"""The page's first node with something changed, and what the logs say of it, in one form or another."""
+"""The page's first node with something changed, and what the logs report, in one form or another."""
 
 
 @pytest.fixture(scope="module")
 def logs(federation: Federation) -> dict[str, str]:
-    """What strangers say until they give up, all at once, and what the SuperLink says of them."""
+    """The output of strangers until they give up, and the SuperLink's."""
     federation.do("fedrane flower certs strangers --nodes 1")
     link = federation.programs["link"]
     before = len(link.output)

@@ -22,7 +22,7 @@ app.query()(honest)
 app.evaluate()(honest)
 app.evaluate("deliver")(honest)
 """
-"""A client app around the honest one, which answers whatever is not training."""
+"""A client app around the honest one, which replies to all but training."""
 LIAR = '''
 
 import numpy as np
@@ -35,12 +35,12 @@ def train(message, context):
     reply = honest(message, context)
     lie = LIES.get((context.node_config["partition-id"], message.content["request"]["round"]))
     if lie:
-        up, said = reply.content["up"], reply.content["reply"]
-        lie(up, said, next(iter(up)))
+        up, reply_fields = reply.content["up"], reply.content["reply"]
+        lie(up, reply_fields, next(iter(up)))
     return reply
 
 
-def lost(up, said, name):
+def lost(up, reply_fields, name):
     raise RuntimeError("lost on the way")  # the client has kept its state, the server gets nothing
 
 
@@ -49,13 +49,13 @@ def hundredfold(array):
 
 
 LIES = {
-    (1, 1): lambda up, said, name: up.__setitem__(name, Array(np.full_like(up[name].numpy(), np.nan))),
-    (2, 1): lambda up, said, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
-    (1, 2): lambda up, said, name: up.pop(name),
-    (2, 2): lambda up, said, name: up.__setitem__("more", up[name]),
-    (1, 3): lambda up, said, name: said.__setitem__("num_examples", -7),
-    (2, 3): lambda up, said, name: said.__setitem__("num_examples", 10**15),
-    (1, 4): lambda up, said, name: up.__setitem__(name, hundredfold(up[name])),
+    (1, 1): lambda up, reply_fields, name: up.__setitem__(name, Array(np.full_like(up[name].numpy(), np.nan))),
+    (2, 1): lambda up, reply_fields, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
+    (1, 2): lambda up, reply_fields, name: up.pop(name),
+    (2, 2): lambda up, reply_fields, name: up.__setitem__("more", up[name]),
+    (1, 3): lambda up, reply_fields, name: reply_fields.__setitem__("num_examples", -7),
+    (2, 3): lambda up, reply_fields, name: reply_fields.__setitem__("num_examples", 10**15),
+    (1, 4): lambda up, reply_fields, name: up.__setitem__(name, hundredfold(up[name])),
     (2, 4): lost,
 }
 '''
@@ -104,8 +104,8 @@ def train(message, context):
 '''
 
 
-def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -> None:
-    """The round is repeated, then the run stops; the same command goes on to where no answer was ever lost."""
+def test_too_few_replies_stop_the_run_and_lose_nothing(federation: Federation) -> None:
+    """The round is repeated, then the run stops; the same command goes on to the result of a run that lost no reply."""
     dishonest(federation, "few", SILENT, "method=scaffold", "rounds=2", "eval_every=2")
     silent = [federation.folder / "clients" / str(k) / "silent" for k in (1, 2)]
     for file in silent:
@@ -135,7 +135,7 @@ def submitted(federation: Federation, app: str, out: str, **config: object) -> P
 
 
 def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federation) -> None:
-    """The round ends by its timeout with the one that answered; the others come back with their states."""
+    """The round ends by its timeout with the one that replied; the others come back with their states."""
     federation.app("faults", "method=scaffold", "rounds=40", "eval_every=40")
     out, folder = "run-faults", federation.folder / "run-faults"
     hanging, killed = federation.programs["node-1"], federation.programs["node-2"]
@@ -152,7 +152,7 @@ def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federat
         until(lambda: federation.rounds(out) >= broken, "the round ends without them")
         line = metrics(folder)[broken - 1]
         assert line["cohort"] == [0]
-        assert set(line["refused"].values()) == {f"no answer within {ROUND} s"}
+        assert set(line["refused"].values()) == {f"no reply within {ROUND} s"}
         assert ROUND <= line["seconds"] < 2 * ROUND
         hanging.send(signal.SIGCONT)
         federation.wait_for_node(2, since)

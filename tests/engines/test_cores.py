@@ -197,7 +197,7 @@ def test_what_a_client_ends_with_is_its_own(sizes: tuple[int, ...]) -> None:
 
 
 class ThroughSteps(fedrane.Algorithm):
-    """The slope, taken at the end, goes back through all the steps."""
+    """The gradient, taken at the end, goes back through all steps."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         scale = torch.ones((), dtype=task.dtype, requires_grad=True)
@@ -230,7 +230,7 @@ def test_an_image_of_one_channel_lies_channels_last_by_its_strides() -> None:
 
 
 @BOTH
-def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> None:
+def test_a_mistake_in_one_client_ends_the_round_and_reports_where(engine: str) -> None:
     class Wrong(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             if int(ctx.client.index) == 2:
@@ -244,7 +244,7 @@ def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> N
 
 
 @FORKS
-def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_all_the_same() -> None:
     class Odd(Exception):  # noqa: N818
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} and {two}")
@@ -259,7 +259,7 @@ def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
 
 
 @FORKS
-def test_a_process_that_dies_is_told_and_none_is_left() -> None:
+def test_a_process_that_dies_is_reported_and_none_is_left() -> None:
     class Killed(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             if int(ctx.client.index) == 2:
@@ -389,11 +389,11 @@ def test_auto_goes_by_the_work_of_a_step_and_the_cores(
     assert result.experiment.engine == engine
 
 
-def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:
+def test_a_hook_that_cannot_predict_one_example_does_not_keep_auto_from_choosing() -> None:
     class Pairs(fedrane.Algorithm):
         def predict(self, task: Any, model: Any, x: Any, mask: Any) -> Any:
             if len(x) == 1:
-                raise ValueError("rows come in pairs")
+                raise ValueError("examples come in pairs")
             return super().predict(task, model, x, mask)
 
     assert np.isfinite(conformance.trained(Pairs(), engine="auto").history[-1]["train/loss"])

@@ -135,7 +135,7 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
 @pytest.mark.parametrize("examples", [3, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(examples: int, dtype: torch.dtype) -> None:
-    """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
+    """To the last bit: a ReLU sees the sign. Small maps take one kernel, large ones three."""
     x, mask = (100 * noise(2, examples, 9, 1, 1)).to(dtype), torch.arange(examples, device="cuda") < 1
     weight, bias, old = (noise(2, 9).float() for _ in range(3))
     bias[:, ::3] = 0
@@ -248,7 +248,7 @@ def test_every_method_is_captured_and_ends_where_the_sequential_engine_ends(name
         for engine in ("sequential", "stacked")
     )
     assert gaps(one, other)[-1] < 2e-3
-    for a, b in zip(one.history, other.history, strict=True):  # answers, captured in round 1, are of each round
+    for a, b in zip(one.history, other.history, strict=True):  # predictions, captured in round 1, are of each round
         assert a.keys() == b.keys()
         for key in (key for key in a if key.endswith("/loss")):
             assert b[key] == pytest.approx(a[key], rel=5e-3, abs=1e-3), key
@@ -299,7 +299,7 @@ class Draws(fedrane.Algorithm):
         return loss * (1 if float(loss.detach()) > 0 else 2), outcome
 
 
-def test_a_method_that_cannot_be_captured_runs_eagerly_and_says_why() -> None:
+def test_a_method_that_cannot_be_captured_runs_eagerly_and_reports_why() -> None:
     with pytest.warns(UserWarning, match=r"one client at a time.*: its hook step"):
         result = trained(Draws(), "auto")
     assert np.isfinite(result.history[-1]["global/loss"])

@@ -26,7 +26,7 @@ ENGINES = ("stacked", "threaded", "processes")
 
 
 class Twice(Algorithm):
-    """What a step makes stands in two places of its result, and the second is what is sent."""
+    """What a step makes is twice in its result, and the second is what is sent."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         work = super().begin(task, ctx)
@@ -67,7 +67,7 @@ class Penalty(Algorithm):
 
 
 class CustomGradient(Algorithm):
-    """A step as it is usually written, by autograd, shorter where a slope is long."""
+    """A step as it is usually written, by autograd, shorter where a gradient is large."""
 
     def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
         params = {name: value.detach().requires_grad_() for name, value in work.model.params.items()}
@@ -94,7 +94,7 @@ class ListsNumbers(CustomGradient):
 
 
 class Counts(Algorithm):
-    """Of each client, what its steps count, told as a metric."""
+    """Logs what each client's steps count as a metric."""
 
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
@@ -115,7 +115,7 @@ class OtherOrder(Counts):
 
 
 class OtherDtype(Counts):
-    """A count that begins whole and goes on in parts."""
+    """A count that starts as an integer and goes on in fractions."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         return super().begin(task, ctx)._replace(extra={"many": torch.zeros((), dtype=torch.int64)})
@@ -160,7 +160,7 @@ FALLS_BACK = {
     CountsInPython: "hook begin",
     Grows: "different shapes",
 }
-"""Those that cannot be stacked, and what is said of them."""
+"""Those that cannot be stacked, and the reason in the warning."""
 
 
 @pytest.mark.parametrize("engine", slow_except(["stacked", "threaded"], ENGINES))
@@ -238,7 +238,7 @@ class Remembers(UserNetwork):
 
 
 class Doubles(UserNetwork):
-    """Without randomness, and otherwise when it trains than when it answers."""
+    """Without randomness, and different in training and in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(2 * x if self.training else x)
@@ -310,7 +310,7 @@ class KeepsAView(Algorithm):
 
 
 @pytest.mark.parametrize("method_class", [ReportsMuch, KeepsAView])
-def test_what_a_method_tells_and_keeps_is_written(method_class: type[Algorithm], tmp_path: Any) -> None:
+def test_what_a_method_reports_and_keeps_is_written(method_class: type[Algorithm], tmp_path: Any) -> None:
     chosen = conformance.experiment(method_class(), engine="sequential", rounds=1)
     ended = fedrane.run(chosen, tmp_path / "run", dataset=conformance.blobs(), model=conformance.network(True))
     assert (tmp_path / "run" / "checkpoints").is_dir()

@@ -1,4 +1,4 @@
-"""What is done again from a recording is what would have been done anew."""
+"""A replay of a recording does what the work itself would do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "in place through a view": lambda x: (lambda full: (full[1:].add_(x[1:]), full)[1])(torch.ones(4, 4)),
     "several results": lambda x: torch.linalg.qr(x + torch.eye(4) * 4)[1],
     "without a place to write to": lambda x: x.to(torch.float64).to(torch.float32),
-    "numbers as places": lambda x: x[(x[0] * 0).long()],
+    "numbers as positions": lambda x: x[(x[0] * 0).long()],
     "a choice by element": lambda x: torch.where(x > 0, x, -x),
     "a norm of what has gaps": lambda x: F.batch_norm(x.repeat(2, 2)[:, ::2], None, None, training=True)[:4],
     "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
@@ -156,7 +156,7 @@ UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
-    """Straight away where nobody can tell, by a copy of so many buffers elsewhere."""
+    """Directly where that makes no difference, else by a copy of the buffers."""
     copies, new = UPDATES[name]
     kept, recomputed = (
         [torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2)
@@ -170,7 +170,7 @@ def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
     assert sum(len(call.args[0]) for call in left) == copies
 
 
-def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_keep_too_much_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
     monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
     recomputed = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
@@ -178,7 +178,7 @@ def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) 
 
 
 class AsksOfWhatIsShared(fedrane.Algorithm):
-    """Reads a number off the server's model, which is the same for all clients, so a stack can answer."""
+    """Reads a number off the server's model, which is the same for all clients, so a stack has it as well."""
 
     def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
         loss, outcome = super().objective(task, ctx, model, batch)

@@ -84,14 +84,14 @@ def test_networks_of_convolutions(norm: str, side: int) -> None:
 
 
 class Asks(fedrane.Algorithm):
-    """Asks the host in a hook, which nothing stacked can answer."""
+    """Reads a value in a hook, which a stacked tensor does not have."""
 
     def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
         loss, outcome = super().objective(task, ctx, model, batch)
         return loss * (1 if float(loss.detach()) > 0 else 2), outcome
 
 
-def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_says_why() -> None:
+def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_reports_why() -> None:
     with pytest.warns(UserWarning, match=r"Asks runs one client at a time.*: its hook step cannot be stacked"):
         other = conformance.trained(Asks(), engine="stacked")
     one = conformance.trained(Asks(), engine="sequential")
@@ -161,7 +161,7 @@ def test_one_long_client_has_its_own_stack() -> None:
 
 
 class HandsOn(fedrane.Algorithm):
-    """Keeps the parameters of the two steps before, which are thus handed from one place to another, one turned."""
+    """Keeps the parameters of the two steps before, which are thus handed from one entry to another, one turned."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         work = super().begin(task, ctx)
@@ -185,7 +185,7 @@ def test_a_value_handed_on_is_the_old_one() -> None:
 
 
 def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run begins with another cohort, and must give the same answers to the last bit."""
+    """A resumed run begins with another cohort, and must give the same predictions to the last bit."""
     asked, predict = list[int](), stacked.Stacked._predict
 
     def spy(self: Any, models: list[Any], *about: Any) -> Any:
@@ -197,8 +197,8 @@ def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: p
     assert set(asked) == {result.population}
 
 
-def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
-    """33 rows in batches of 32: in every engine those of the rows, nearly; of a single row, the first ones."""
+def test_a_last_batch_of_one_example_leaves_the_running_statistics_alone() -> None:
+    """33 examples in batches of 32: nearly the same in every engine; a single example leaves the first ones."""
     data, sizes = table(90), (33, 20, 1)
     ends = np.cumsum(sizes)
     clients = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]

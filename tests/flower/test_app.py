@@ -77,12 +77,12 @@ class Federation:
 
 
 def same_as_local(federation: Federation, out: Path) -> None:
-    """The server's state, every measure, and each client's models at its own place."""
+    """The server's state, every measure, and the models that each client keeps."""
     local, remote = federation.local, fedrane.load(out)
     same_bytes(remote.server, local.server)
     for a, b in zip(metrics(out), as_over_flower(local), strict=True):
         for key in b:
-            if key.endswith("/loss"):  # summed client by client, not over all rows at once
+            if key.endswith("/loss"):  # summed client by client, not over all examples at once
                 assert a[key] == pytest.approx(b[key], rel=1e-12)
             else:
                 assert a[key] == b[key], key
@@ -104,7 +104,7 @@ def test_a_clients_models_have_all_digits_of_a_float64_run(tmp_path: Path) -> No
     same_as_local(federation, federation.serve())
 
 
-def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
+def test_examples_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     """What the server is sent is what the method shares, and counts."""
     federation = Federation(tmp_path, method="fedper", rounds=2)
     federation.serve()
@@ -127,12 +127,12 @@ def test_a_client_counts_its_classes_only_if_it_wants_to(tmp_path: Path, monkeyp
 
 
 COUNTS = {
-    "more hits than rows": {"hits": 10**6},
+    "more hits than examples": {"hits": 10**6},
     "negative": {"few": -1},
     "not finite": {"loss": float("nan")},
-    "a number for a list": {"class_rows": 5},
-    "other classes": {"class_rows": [1, 2], "class_hits": [0, 0]},
-    "classes that do not sum up": {"class_rows": [1] * 10, "class_hits": [0] * 10},
+    "a number for a list": {"class_examples": 5},
+    "other classes": {"class_examples": [1, 2], "class_hits": [0, 0]},
+    "classes that do not sum up": {"class_examples": [1] * 10, "class_hits": [0] * 10},
 }
 
 
@@ -181,7 +181,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
     assert json.loads((tmp_path / "run" / "metadata.json").read_text())["server_start"] == 4
 
 
-def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
+def test_a_server_reports_that_it_goes_back_to_an_older_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, rounds=4, participation=1.0)
@@ -201,8 +201,8 @@ def test_a_local_runs_folder_is_not_a_federations(tmp_path: Path) -> None:
         federation.serve()
 
 
-def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
-    """As in a local run; also by a server that is killed between the rounds and the finale."""
+def test_tuning_after_an_early_stop_has_the_lr_of_the_last_round_run(tmp_path: Path) -> None:
+    """As in a local run; also by a server that is killed between the rounds and the post-training stage."""
     schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
     settings = {"rounds": 9, "lr": 1e-3, "validation": 0.2, "patience": 1, "participation": 1.0} | schedule
     federation = Federation(tmp_path, method="fedbabu", **settings)
@@ -222,7 +222,7 @@ def test_another_experiment_does_not_go_on_in_its_folder(tmp_path: Path) -> None
         federation.serve()
 
 
-def test_too_few_answers_stop_a_federation_and_lose_nothing(tmp_path: Path) -> None:
+def test_too_few_replies_stop_a_federation_and_lose_nothing(tmp_path: Path) -> None:
     federation = Federation(tmp_path, method="scaffold", participation=1.0)
 
     def up(reply: Message) -> Message | None:
@@ -244,7 +244,7 @@ def test_all_clients_are_waited_for(tmp_path: Path) -> None:
 
 
 def late_client(federation: Federation, folder: Path) -> dict[str, Any]:
-    """A client that is not of the roster, with rows of its own."""
+    """A client that is not of the roster, with examples of its own."""
     examples = data.load("digits")
     np.savez(folder / "late.npz", x=examples.x_test[:100], y=examples.y_test[:100])
     return {"partition-id": 9, "data": str(folder / "late.npz"), "folder": str(folder / "clients" / "9")}
@@ -290,7 +290,7 @@ def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(meth
 
 
 @pytest.mark.parametrize("method", BY_NUMBER)
-def test_one_that_joins_where_there_is_no_model_for_it_is_told_so(
+def test_one_that_joins_where_there_is_no_model_for_it_is_reported(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=999)
@@ -330,7 +330,7 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
 def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's own account has run the app; another one must say that it trusts what was left there."""
+    """The client's own account has run the app; another one must trust what was left there."""
     file = tmp_path / "mine.py"
     file.write_text(USER_METHOD.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
@@ -357,24 +357,24 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
 # ---- what a client reads
 
 
-def test_labels_are_names_of_classes_or_their_places(tmp_path: Path) -> None:
+def test_labels_are_names_of_classes_or_their_positions(tmp_path: Path) -> None:
     x = np.zeros((3, 2), np.float32)
     for y in (np.array(["c", "a", "c"]), np.array([2, 0, 2])):
-        np.savez(tmp_path / "rows.npz", x=x, y=y)
-        assert read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))[1].tolist() == [2, 0, 2]
-    np.savez(tmp_path / "rows.npz", x=x, y=np.array([2, 0, 3]))
+        np.savez(tmp_path / "examples.npz", x=x, y=y)
+        assert read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))[1].tolist() == [2, 0, 2]
+    np.savez(tmp_path / "examples.npz", x=x, y=np.array([2, 0, 3]))
     with pytest.raises(DataError, match="label '3'"):
-        read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))
+        read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))
 
 
-def test_rows_of_another_shape_are_not_taken_in(tmp_path: Path) -> None:
+def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1, participation=1.0)
     np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
     out = federation.serve()
     assert "shape" in metrics(out)[0]["refused"]["2"]
 
 
-def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
+def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
     """Fractions become bytes; bytes as floats are refused, and not taken for either."""
     app, digits = Federation(tmp_path).app, data.load("digits")
     pool = app.pool(digits.x / 255, digits.y, app.task())
@@ -383,7 +383,7 @@ def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
         app.pool(digits.x.astype(np.float32), digits.y, app.task())
 
 
-def test_a_node_without_data_says_so(tmp_path: Path) -> None:
+def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
@@ -437,7 +437,7 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     assert AppConfig.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
 
 
-def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
+def test_the_app_lists_its_settings(tmp_path: Path) -> None:
     import tomllib
 
     federation = Federation(tmp_path, rounds=1)
@@ -451,7 +451,7 @@ def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
 
 
 def test_a_report_on_a_federation(tmp_path: Path) -> None:
-    """All that its server knows: curves, clients by their numbers, rows of each; not which classes they are of."""
+    """All that its server knows: curves, clients by their numbers and their numbers of examples; not the classes."""
     federation = Federation(tmp_path, method="fedper", rounds=2, participation=1.0)
     out = federation.serve()
     lines, _ = gather([out])
@@ -467,7 +467,7 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
     records[-1] |= {"unevaluated": [1], "personal/clients": [0.5, 0.6, 0.7]}
     (out / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (shown,) = measures.clients(gather([out])[0], "personal")
-    assert shown.clients.tolist() == [0, 2, 3], "a client that did not answer does not shift the others"
+    assert shown.clients.tolist() == [0, 2, 3], "a client that did not reply does not shift the others"
     report.write([out], tmp_path / "page.html", samples=0)
 
 

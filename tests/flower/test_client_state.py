@@ -1,4 +1,4 @@
-"""A client's states: whatever is lost or repeated, the one that the server has aggregated is found."""
+"""A client's states: the one that the server has aggregated is used, even if messages are lost or repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(folder: Path, state: RecordDict | None = None) -> ClientStateStore:
     return ClientStateStore(folder, RecordDict() if state is None else state, KEY)
 
 
-def test_a_copy_comes_back_to_the_last_bit_from_either_place(tmp_path: Path) -> None:
+def test_a_copy_comes_back_to_the_last_bit_from_either_store(tmp_path: Path) -> None:
     context = RecordDict()
     store(tmp_path, context).put(3, saved(1.5))
     for each in (store(tmp_path), store(tmp_path / "elsewhere", context)):
@@ -70,7 +70,7 @@ def test_a_client_that_was_never_aggregated_starts_fresh(tmp_path: Path) -> None
     assert not list((tmp_path / KEY).glob("round-*"))
 
 
-def test_a_damaged_copy_is_said_to_be_lost(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path) -> None:
     here = store(tmp_path)
     here.put(2, saved(2))
     path = next((tmp_path / KEY).glob("round-*"))

@@ -95,7 +95,7 @@ def test_bytes_are_those_of_the_arrays_that_travel_and_of_the_page(name: str, tm
     assert each == [3 * n for n in bytes_on_the_page()[name]]
 
 
-def test_short_numbers_halve_the_bytes_and_keep_the_accuracy(tmp_path: Path) -> None:
+def test_bf16_halves_the_bytes_and_keeps_the_accuracy(tmp_path: Path) -> None:
     experiment = small(method="fedavg", rounds=10, participation=1.0, lr=0.2)
     with looped(tmp_path):
         bf16 = fedrane.run(experiment.replace(engine="flower-bf16"))
@@ -154,7 +154,7 @@ def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> N
     assert [r["lost"] for r in result.history] == [r["lost"] for r in local.history]
 
 
-def test_too_few_answers_stop_the_run_and_lose_nothing(
+def test_too_few_replies_stop_the_run_and_lose_nothing(
     tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, out = small(method="fedper", engine="flower", participation=1.0), tmp_path / "run"
@@ -193,7 +193,7 @@ def test_a_repeated_round_asks_only_those_who_are_missing(
     same_bytes(result.server, fedrane.run(experiment).server)
 
 
-# ---- bad answers
+# ---- bad replies
 
 
 def poison(reply: Message, change: Callable[[Any], None]) -> Message:
@@ -214,7 +214,7 @@ THREE = small(method="scaffold", engine="flower", rounds=3, participation=1.0, b
 
 
 def second(reply: Message) -> bool:
-    """Whether this is the answer of client 2 in round 2."""
+    """Whether this is the reply of client 2 in round 2."""
     fields = reply.content.config_records.get("reply")
     return fields is not None and fields["client"] == 2 and fields["round"] == 2
 
@@ -226,10 +226,10 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "a missing key": lambda c: c.array_records["up"].pop(next(iter(c.array_records["up"]))),
     "an extra key": lambda c: c.array_records["up"].__setitem__("more", Array(np.zeros(1, np.float32))),
     "a hundred times the size": lambda c: _replace(c, Array(np.zeros((100, *_first(c).shape), np.float32))),
-    "a negative number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", -5),
-    "a huge number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", 10**15),
+    "a negative number of examples": lambda c: c.config_records["reply"].__setitem__("num_examples", -5),
+    "a huge number of examples": lambda c: c.config_records["reply"].__setitem__("num_examples", 10**15),
     "another round": lambda c: c.config_records["reply"].__setitem__("round", 99),
-    "no rows": lambda c: c.config_records["reply"].pop("num_examples"),
+    "no examples": lambda c: c.config_records["reply"].pop("num_examples"),
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
     "no metrics": lambda c: c.pop("metrics"),
     "no arrays": lambda c: c.pop("up"),
@@ -239,7 +239,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, lost_once: fedrane.Result) -> None:
-    """As if that client's answer had been lost: said to the user and in the metrics."""
+    """As if that client's reply had been lost: reported to the user and in the metrics."""
     listener = Listener()
     with looped(tmp_path / "bad", up=lambda reply: poison(reply, BAD[bad]) if second(reply) else reply):
         result = fedrane.run(THREE, callbacks=[listener])
@@ -253,13 +253,13 @@ def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory: pytest.TempPathFactory) -> fedrane.Result:
-    """The run in which the client's answer is an error of Flower's."""
+    """The run in which the client's reply is an error of Flower's."""
     with looped(tmp_path_factory.mktemp("lost"), up=lambda reply: flowers_error(reply, 0)):
         return fedrane.run(THREE)
 
 
 def flowers_error(reply: Message, code: int) -> Message:
-    """What Flower itself says in place of the answer of client 2 in round 2."""
+    """What Flower itself sends instead of the reply of client 2 in round 2."""
     if not second(reply):
         return reply
     error = Message(Error(code=code, reason="gone"), reply_to=reply)
@@ -268,7 +268,7 @@ def flowers_error(reply: Message, code: int) -> Message:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
-def test_a_message_that_expires_a_moment_early_is_no_answer(code: int, tmp_path: Path, brief: None) -> None:
+def test_a_message_that_expires_a_moment_early_is_no_reply(code: int, tmp_path: Path, brief: None) -> None:
     """Flower counts a message's time from its making, we from when all are sent: either may be the first to end it."""
     with looped(tmp_path, up=lambda reply: flowers_error(reply, code)):
         result = fedrane.run(THREE)
@@ -390,7 +390,7 @@ def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: P
     assert result.history[0]["lost"] == [1]
 
 
-def test_no_answer_at_all_stops_the_run(tmp_path: Path) -> None:
+def test_no_reply_at_all_stops_the_run(tmp_path: Path) -> None:
     with looped(tmp_path, up=_refusing), pytest.raises(TooFewRepliesError, match="client 0: no"):
         fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
 

@@ -62,12 +62,12 @@ def near(actual: Tensors, true: Tensors, within: float = 1e-5) -> None:
     [
         pytest.param(8, 3, 20, 7, 2, 3, marks=SLOW),  # as patches
         (6, 1, 8, 5, 1, 0),
-        (2, 3, 5, 5, 1, 2),  # as patches, without dead taps
+        (2, 3, 5, 5, 1, 2),  # as patches, without taps that see padding only
         (1, 4, 5, 3, 1, 1),
         (5, 16, 20, 3, 1, 1),
         (5, 17, 9, 3, 2, 1),  # nothing a multiple of a block
-        (4, 16, 24, 1, 2, 0),  # three of four places are seen by no tap
-        (2, 32, 17, 3, 2, 1),  # with dead taps
+        (4, 16, 24, 1, 2, 0),  # three of four positions are seen by no tap
+        (2, 32, 17, 3, 2, 1),  # with taps that see padding only
         (1, 16, 17, 3, 1, 1),
         (6, 17, 9, 3, 3, 1),
     ],
@@ -98,7 +98,7 @@ def test_a_convolution(
 
 @pytest.mark.parametrize("channels", [2, pytest.param(16, marks=SLOW)])
 def test_a_convolution_of_a_map_that_is_not_square(kernels: Callable[[str], ModuleType], channels: int) -> None:
-    """Tall, with a tap that is dead in one direction, and so many rows that their sum is made in parts."""
+    """Tall, with a tap that sees padding only in one direction, and enough positions to sum them in parts."""
     inputs = noise(2, 43, channels, 12, 1), noise(2, 7, channels, 3, 3), noise(2, 7)
     weights = noise(2, 43, 7, 12, 1)
     actual = gradients_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
@@ -149,7 +149,7 @@ def test_a_single_value_is_normalised_to_the_bias(
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
     kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, examples: int, one_launch: int
 ) -> None:
-    """Also where a dead row holds what is no number; beside it a client with a variance, whose statistics move."""
+    """Also where padding holds NaN; beside it a client with a variance, whose statistics move."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
     x, mask = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[examples], [3]])
     x[0, examples:] = torch.nan

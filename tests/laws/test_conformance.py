@@ -187,7 +187,7 @@ class Shortens(Algorithm):
 class KeepsShortened(Shortens):
     """The same for what stays with the client."""
 
-    where: ClassVar[str] = "own"
+    where: ClassVar[str] = "client_state"
 
 
 class Zeroed(Algorithm):

@@ -1,4 +1,4 @@
-"""Layers that know their batch: equal to torch's own on the live rows, blind to the dead ones."""
+"""Layers that know their batch: equal to torch's on the examples, blind to the padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = [(12, 5), (12, 5, 4, 3), (12, 5, 7)]
 
 
 def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
-    """Rows with dead ones scattered between them."""
+    """Examples with padding scattered between them."""
     mask = torch.zeros(len(x) + extra, dtype=torch.bool)
     mask[torch.randperm(len(mask), generator=torch.Generator().manual_seed(4))[: len(x)]] = True
     padded = torch.full((len(mask), *x.shape[1:]), 1e6, dtype=x.dtype)
@@ -54,7 +54,7 @@ def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_its_gradients_are_torchs(shape: tuple[int, ...], padded: bool, affine: bool) -> None:
-    """Of the rows and of the affine parameters; a dead row has none."""
+    """Of the examples and of the affine parameters; padding has none."""
     theirs, ours = pair(shape, affine)
     x, weights = torch.randn(2, *shape, dtype=torch.float64)
     given, mask = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
@@ -112,7 +112,7 @@ def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
 @pytest.mark.parametrize("shape", [(1, 5, 4), (1, 5, 3, 2), (2, 5)], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 def test_one_row_of_many_positions_has_a_variance(shape: tuple[int, ...], padded: bool) -> None:
-    """And so have two rows: the unbiased one, as in torch."""
+    """And so have two examples: the unbiased one, as in torch."""
     theirs, ours = with_statistics(shape)
     x = torch.randn(shape, dtype=torch.float64)
     given, mask = dressed(x, 3) if padded else (x, torch.ones(len(x), dtype=torch.bool))
@@ -124,7 +124,7 @@ def test_one_row_of_many_positions_has_a_variance(shape: tuple[int, ...], padded
         torch.testing.assert_close(now.fresh[f"body.0.{name}"], theirs.get_buffer(name), rtol=1e-12, atol=1e-12)
 
 
-def test_one_full_row_is_its_own_mean() -> None:
+def test_one_example_without_padding_is_its_own_mean() -> None:
     _, ours = pair((1, 5))
     with within(Pass(True, torch.ones(1, dtype=torch.bool), full=True)):
         torch.testing.assert_close(ours(torch.randn(1, 5, dtype=torch.float64))[0], ours[0].bias)

@@ -1,7 +1,7 @@
 """A warm interpreter that forks a process for each command it is asked for: a real process without torch's start-up.
 
-Requests and answers are lines of JSON. ``{"argv": […], …}`` starts a command and answers with its process number;
-``{"wait": pid}`` answers with how it ended.
+Requests and replies are lines of JSON. ``{"argv": […], …}`` starts a command and replies with its process number;
+``{"wait": pid}`` replies with how it ended.
 """
 
 from __future__ import annotations

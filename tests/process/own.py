@@ -1,4 +1,4 @@
-"""A user's own file: a method with state of its own and a finale, and a network."""
+"""A user's file: a method with a state and a post-training stage, and a network."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def shared(fedrane: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_of_a_file_with_words_over_it(fedrane: Driver, tmp_path: Path) -> None:
-    """Words win over the file, and what neither says is as always."""
+    """Words win over the file; what neither sets has its default."""
     (tmp_path / "mine.toml").write_text(
         'rounds = 9\nclients = 4\nepochs = 1\nmodel = "mlp"\nmethod = "local"\n[partition]\nalpha = 0.3\nminimum = 20\n'
     )
@@ -66,7 +66,7 @@ def test_run_of_a_file_with_words_over_it(fedrane: Driver, tmp_path: Path) -> No
 
 
 def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path: Path) -> None:
-    """One line says what of the file is not used; the configuration that is kept runs again without a word."""
+    """One line reports what of the file is not used; the configuration that is kept runs again without a message."""
     (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n[partition]\nalpha = 0.1\n')
     for method, expected in (("fedprox", 0), ("fedavg", 1)):
         words = (*WORDS, f"method={method}", "--out", method)
@@ -83,7 +83,7 @@ def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path:
     assert all(line["event"] in ("round", "end") for line in parsed(ended.stdout))
 
 
-def test_run_says_how_it_goes(fedrane: Driver, tmp_path: Path) -> None:
+def test_run_prints_its_progress(fedrane: Driver, tmp_path: Path) -> None:
     """Without a terminal: what is run, one line a round, a table, and where the results are."""
     ended = fedrane("run", *WORDS, cwd=tmp_path)
     head, *rounds = ended.stdout.splitlines()[:4]
@@ -160,14 +160,14 @@ def test_files_can_be_read_by_those_who_may_read_the_others(fedrane: Driver, tmp
     assert len({path.stat().st_mode for path in stamps(run)}) == 1
 
 
-def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
     (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     words = (*TINY, "method=mine.py:Gliding", "method.glide=0.25", "rounds=4")
-    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
-    assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
-    same_run(tmp_path / "run", tmp_path / "whole")
+    assert fedrane("run", "--out", "reference", *words, cwd=tmp_path).status == 0
+    same_run(tmp_path / "run", tmp_path / "reference")
     assert library.Experiment.from_toml(tmp_path / "run" / "config.toml").to_dict()["method"]["glide"] == 0.25
     assert all("length" in record for record in metrics(tmp_path / "run")[:-1])
     killed, resumed = json.loads((tmp_path / "run" / "sessions.json").read_text())
@@ -175,21 +175,21 @@ def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     assert (resumed["outcome"], resumed["rounds"]["before"]) == ("finished", 2)
 
 
-def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_users_network(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
     (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     tiny = [word for word in TINY if word != "model=mlp"]
     words = (*tiny, "model=mine.py:network", "model_head=classifier", "rounds=4")
-    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
-    assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
-    same_run(tmp_path / "run", tmp_path / "whole")
+    assert fedrane("run", "--out", "reference", *words, cwd=tmp_path).status == 0
+    same_run(tmp_path / "run", tmp_path / "reference")
     assert library.load(tmp_path / "run").model(torch.from_numpy(DIGITS.x_test[:5])).shape == (5, 10)
 
 
 def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
     """A finished run goes on to the end of one that was planned so; nothing else of it can be changed."""
-    assert fedrane("run", "--out", tmp_path / "whole", *TINY, "rounds=5").status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *TINY, "rounds=5").status == 0
     run = tmp_path / "run"
     assert fedrane("run", "--out", run, *WORDS).status == 0
     for words, expected in (
@@ -204,13 +204,13 @@ def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
     ended = fedrane("resume", run, "rounds=5")
     assert ended.status == 0, ended
     assert "rounds=5 instead of 3; it goes on from round 3." in ended.stdout
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
     asked = json.loads((run / "sessions.json").read_text())[1]
     assert asked["command"].endswith(f"resume {run} rounds=5")
 
 
 def test_a_folder_on_another_machine(fedrane: Driver, tmp_path: Path) -> None:
-    """Where its method is not, and its user has not run it: the copy answers once it is trusted."""
+    """Where its method is not, and its user has not run it: the copy predicts once it is trusted."""
     (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     tiny = (word for word in TINY if not word.startswith("model="))
     words = (*tiny, "method=mine.py:Gliding", "model=mine.py:network", "model_head=classifier", "rounds=2")
@@ -283,7 +283,7 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     """Labels name the folders, the table's rows, the page's lines; the same command goes on after a kill."""
     words = (*WORDS, "lr=0.5", "weak.strength=0.1", "strong.strength=10", "strong.lr=0.05", "seed=1")
     command = ("compare", "--methods", "weak=fedprox,strong=fedprox,fedavg", "--out", "all", *words)
-    assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert [line.name for line in gather([tmp_path / "all"])[0]] == ["weak"], "known as soon as there is a run"
     alone = fedrane("resume", "all/weak/seed-1", cwd=tmp_path)
     assert any(line.split()[:1] == ["weak"] for line in alone.stdout.splitlines()), "its row in the table"
@@ -314,7 +314,7 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
 
 
 def test_compare_with_a_file_of_one_of_the_methods(fedrane: Driver, tmp_path: Path) -> None:
-    """Its fields go to that method; nothing is said unless nobody has a use for them."""
+    """Its fields go to that method; there is a message only if nobody has a use for them."""
     (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n')
     for names, expected in (("fedavg,fedprox", 0), ("fedavg,local", 1)):
         ended = fedrane("compare", "c.toml", "--no-report", "--methods", names, "--out", names, *WORDS, cwd=tmp_path)
@@ -323,8 +323,8 @@ def test_compare_with_a_file_of_one_of_the_methods(fedrane: Driver, tmp_path: Pa
     assert written.algorithm == FedProx(5.0)
 
 
-def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver, tmp_path: Path) -> None:
-    """Called again it trains nothing: neither where the rows have owners nor where a partition was saved."""
+def test_compare_goes_on_where_the_dataset_names_the_clients(fedrane: Driver, tmp_path: Path) -> None:
+    """Called again it trains nothing: neither where the dataset names the clients nor where a partition was saved."""
     owners = np.arange(len(DIGITS.y)) % 6
     np.savez(tmp_path / "mine.npz", x=DIGITS.x, y=DIGITS.y, client=owners, classes=np.array(DIGITS.classes))
     assert fedrane("partition", "dataset=digits", "clients=5", "--save", "p.npz", cwd=tmp_path).status == 0
@@ -341,8 +341,8 @@ def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver,
         assert "round 1" not in ended.stdout
 
 
-def test_compare_after_an_own_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
-    """What it was found to do before is not shown for what it does now."""
+def test_compare_after_a_users_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
+    """Its earlier results are not shown for what it does now."""
     mine = tmp_path / "mine.py"
     mine.write_text(USER_METHOD.read_text())
     command = ("compare", "--no-report", "--out", "all", "--methods", "mine.py:Gliding", *WORDS)
@@ -354,7 +354,7 @@ def test_compare_after_an_own_method_has_changed(fedrane: Driver, tmp_path: Path
     assert "mine.py has changed since" in refused.stderr
 
 
-def test_compare_as_json_with_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
+def test_compare_as_json_with_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Lines of JSON alone; a field of one method goes to it alone; all folders are below the one named."""
     names = f"fedavg,{USER_METHOD}:Gliding"
     words = (*WORDS, f"{USER_METHOD}:Gliding.glide=0.1")
@@ -386,7 +386,7 @@ def test_report(fedrane: Driver, shared: Path, personal: Path, tmp_path: Path) -
 
 
 def test_report_on_a_run_from_elsewhere(fedrane: Driver, shared: Path, tmp_path: Path) -> None:
-    """Whose dataset and method are not on this machine: everything but the features is there, and why not is said."""
+    """Whose dataset and method are not on this machine: everything but the features is there, with the reason."""
     shutil.copytree(shared, tmp_path / "run")
     config = (shared / "config.toml").read_text()
     for old, new in (('name = "fedavg"', 'name = "/their/home/own.py:Own"'), ('"digits"', '"/their/data.npz"')):
@@ -416,7 +416,7 @@ def test_report_on_nothing(fedrane: Driver, tmp_path: Path) -> None:
 
 
 def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
-    """Drawn, saved, and used again under another seed: the clients hold the same rows."""
+    """Drawn, saved, and used again under another seed: the clients hold the same examples."""
     words = (*TINY, "partition.alpha=0.2", "seed=5")
     ended = fedrane("partition", "--plot", "it.png", "--save", "it.npz", *words, cwd=tmp_path)
     assert ended.status == 0
@@ -453,7 +453,7 @@ def test_datasets(fedrane: Driver) -> None:
 
 
 def test_methods(fedrane: Driver) -> None:
-    """Each with what it answers and its fields, for people and for machines."""
+    """Each with its models and its fields, for people and for machines."""
     actual = {entry["name"]: entry for entry in parsed(fedrane("methods", "--json").stdout)}
     assert actual.keys() == methods.METHODS.keys()
     assert actual["fedavg"]["models"] == ["global"]
@@ -498,8 +498,8 @@ def test_check_of_a_method_that_crashes(fedrane: Driver, tmp_path: Path) -> None
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "rows.npz", x=DIGITS.x_test[:20])
-    return tmp_path / "rows.npz"
+    np.savez(tmp_path / "examples.npz", x=DIGITS.x_test[:20])
+    return tmp_path / "examples.npz"
 
 
 def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[str], list[float]]:
@@ -509,7 +509,7 @@ def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[st
 
 
 def test_predict_arrays(fedrane: Driver, shared: Path, examples: Path) -> None:
-    """Each row of a file with its class and its probability, as the loaded model gives them."""
+    """Each example of a file with its class and its probability, as the loaded model gives them."""
     actual = parsed(fedrane("predict", shared, examples, "--json").stdout)
     classes, chances = expected(library.load(shared).model, DIGITS.x_test[:20])
     assert [prediction["class"] for prediction in actual] == classes
@@ -541,7 +541,7 @@ def test_predict_with_a_model_that_is_not_calibrated(
 
 
 def test_predict_images_with_a_clients_model(fedrane: Driver, personal: Path, tmp_path: Path) -> None:
-    """Each client answers with its own; a grey picture and the same in colour are alike."""
+    """Each client predicts with its own model; a grey picture and the same in colour are alike."""
     for number in range(3):
         Image.fromarray(DIGITS.x_test[number, 0]).save(tmp_path / f"{number}.png")
     Image.fromarray(DIGITS.x_test[0, 0]).convert("RGB").save(tmp_path / "colour.png")

@@ -74,7 +74,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 def test_a_mistake_in_the_configuration(
     fedrane: Driver, tmp_path: Path, words: list[str], fragments: list[str]
 ) -> None:
-    """Names what was found and what is known; no folder is made, not even for TensorBoard."""
+    """Names the mistake and what is known; no folder is made, not even for TensorBoard."""
     (tmp_path / "broken.toml").write_text("rounds = 3\nclients = = 4\n")
     refused(fedrane("run", "--tensorboard", "--out", "run", *words, cwd=tmp_path), *fragments)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
@@ -104,7 +104,7 @@ def test_a_mistake_in_a_comparison(fedrane: Driver, tmp_path: Path, words: list[
     assert not list(tmp_path.iterdir())
 
 
-def test_as_the_installed_command_says_it(tmp_path: Path) -> None:
+def test_as_the_installed_command_prints_it(tmp_path: Path) -> None:
     """The same from a process of its own, without a folder named: none is made."""
     refused(executable(tmp_path, "run", "dataset=fmist").wait(), "fmist", "fmnist")
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
@@ -189,7 +189,7 @@ DAMAGES = [_cut, _zeros, _nothing, _other, _torn]
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint(fedrane: Driver, copy: Path, finished: Path, damage: Callable[[bytes], bytes]) -> None:
-    """The run goes on from the one before it, says so, and ends in the same bytes."""
+    """The run goes on from the one before it, reports that, and ends in the same bytes."""
     newest = copy / "checkpoints" / max(checkpoints(copy))
     newest.write_bytes(damage(newest.read_bytes()))
     ended = fedrane("resume", copy)

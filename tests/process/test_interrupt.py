@@ -53,15 +53,15 @@ def test_once_finishes_the_round_and_saves(fedrane: Driver, tmp_path: Path) -> N
     assert lines(run) == 5
     assert max(checkpoints(run)) == "round-000005.safetensors"
     assert not (run / "summary.json").exists()
-    assert fedrane("run", "--out", tmp_path / "whole", *WORDS).status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *WORDS).status == 0
     resumed = fedrane("resume", run)
     assert resumed.status == 0
     assert "after round 5" in resumed.stdout
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
 
 
 def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
-    """The round is given up, although it would go on for ever, and the last checkpoint is whole."""
+    """The round is given up, although it would go on for ever, and the last checkpoint is complete."""
     gate, run = Gate(tmp_path, round=5), tmp_path / "run"
     process = fedrane.start("run", "--out", run, *WORDS, env=gate.env)
     gate.await_run()
@@ -74,9 +74,9 @@ def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
     assert library.load(run).round == 3
     gate.open()
-    assert fedrane("run", "--out", tmp_path / "whole", *WORDS).status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *WORDS).status == 0
     assert fedrane("resume", run).status == 0
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
 
 
 def test_in_the_last_round_there_is_nothing_to_go_on_with(fedrane: Driver, tmp_path: Path) -> None:
@@ -107,12 +107,14 @@ def test_a_comparison_goes_on_with_the_same_command(fedrane: Driver, tmp_path: P
     ended = interrupt(fedrane.start(*command, "--out", tmp_path / "stopped", env=gate.env), gate)
     assert ended.status == 130
     assert "same command" in ended.stdout
-    for out in ("stopped", "whole"):
+    for out in ("stopped", "reference"):
         assert fedrane(*command, "--out", tmp_path / out).status == 0
-    runs = sorted(path.parent.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("config.toml"))
+    runs = sorted(
+        path.parent.relative_to(tmp_path / "reference") for path in (tmp_path / "reference").rglob("config.toml")
+    )
     assert len(runs) == 2
     for run in runs:
-        same_run(tmp_path / "stopped" / run, tmp_path / "whole" / run)
+        same_run(tmp_path / "stopped" / run, tmp_path / "reference" / run)
 
 
 def test_asked_at_any_moment_what_is_done_is_saved(tmp_path: Path) -> None:

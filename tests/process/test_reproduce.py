@@ -68,7 +68,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
 @SLOW
 def test_killed_and_started_again_it_runs_what_is_missing(fedrane: Driver, tmp_path: Path) -> None:
     command = (*TABLE, "--methods", "fedavg,fedprox,feddyn", "--seeds", "1", "--rounds", "40", *TINY)
-    reference, killed = tmp_path / "whole", tmp_path / "killed"
+    reference, killed = tmp_path / "reference", tmp_path / "killed"
     for folder in (reference, killed):
         folder.mkdir()
     assert fedrane(*command, cwd=reference).status == 0
@@ -113,7 +113,7 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     )  # fmt: skip
     assert ended.status == 0, ended.stderr
     (record,) = results(tmp_path)
-    assert record["settings"]["lr"] == 0.5, "a rate of nearly nothing learns nothing"
+    assert record["settings"]["lr"] == 0.5, "a learning rate near zero learns nothing"
 
 
 def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) 
     assert tuned.read_text() == chosen
 
 
-def test_a_file_that_tuning_cannot_write_is_told_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_file_that_tuning_cannot_write_is_an_error_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = fedrane("tune", "fedprox", "--tuned", "file/tuned.toml", *TINY, cwd=tmp_path)
     assert ended.status == 2

@@ -187,13 +187,13 @@ def small(tmp_path: Path, name: str, method: Any = None, **settings: Any) -> Res
 
 
 def test_a_resumed_run_has_the_same_temperature(tmp_path: Path) -> None:
-    full = small(tmp_path, "whole")
+    full = small(tmp_path, "reference")
     stopped = small(tmp_path, "stopped", stop=lambda: True)
     assert stopped.calibration == {}
     assert not (tmp_path / "stopped" / CALIBRATION).exists()
     rest = {"dataset": conformance.blobs(), "model": conformance.network()}
     assert fedrane.resume(tmp_path / "stopped", **rest).calibration == full.calibration
-    files = [(tmp_path / name / CALIBRATION).read_bytes() for name in ("whole", "stopped")]
+    files = [(tmp_path / name / CALIBRATION).read_bytes() for name in ("reference", "stopped")]
     assert files[0] == files[1]
 
 

@@ -62,7 +62,7 @@ def case(available: tuple[str, ...], validation: bool = False) -> dict[str, obje
 
 def test_global_measures() -> None:
     m = case((GLOBAL,))
-    assert m["global/accuracy"] == pytest.approx(1 / 3), "class 0 is a third of the official test rows"
+    assert m["global/accuracy"] == pytest.approx(1 / 3), "class 0 is a third of the official test examples"
     assert m["global/recall"] == [1.0, 0.0, 0.0]
     assert m["global/balanced_accuracy"] == pytest.approx(1 / 3)
     assert m["global/loss"] == 0.5
@@ -132,4 +132,4 @@ def test_minority_accuracy_counts_only_their_examples() -> None:
     m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
     assert m["personal/minority_accuracy"] == 1.0
     m = evaluate(Oracle(), fed, Algorithm(), State(Model({"w": torch.tensor(1)}, {}), {}), {}, 1)
-    assert m["global/minority_accuracy"] == 0.0, "it says class 0 where the minority is class 1"
+    assert m["global/minority_accuracy"] == 0.0, "it predicts class 0 where the minority is class 1"

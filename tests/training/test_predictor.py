@@ -1,4 +1,4 @@
-"""What a trained model takes, and what it refuses rather than answer wrongly."""
+"""What a trained model takes, and what it refuses rather than predict wrongly."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_only_tensors_are_taken() -> None:
         images()(DIGITS.x_test)  # type: ignore[arg-type]
 
 
-def test_nothing_is_answered_with_nothing() -> None:
+def test_an_empty_batch_has_no_predictions() -> None:
     assert images()(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
 
 
@@ -151,7 +151,7 @@ def test_values_need_not_be_looked_at() -> None:
     torch.testing.assert_close(stacked, model(examples))
 
 
-def test_a_compiled_model_answers_alike() -> None:
+def test_a_compiled_model_predicts_alike() -> None:
     compiled = torch.no_grad()(torch.compile(images(), backend="eager"))
     torch.testing.assert_close(compiled(BYTES[:4] / 255), images()(BYTES[:4]))
     torch.testing.assert_close(compiled(BYTES[:4]), images()(BYTES[:4]))
@@ -161,7 +161,7 @@ def test_a_compiled_model_answers_alike() -> None:
 
 
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
-def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
+def test_examples_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
     examples = np.stack([example for _, example in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
     assert examples.dtype == np.uint8
@@ -192,7 +192,7 @@ def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
         list(read_named_inputs(tmp_path / "x.npz", (6,), 0))
 
 
-def test_the_facts_of_an_older_version_are_enough() -> None:
+def test_the_metadata_of_an_older_version_is_enough() -> None:
     old = {"shape": [1, 8, 8], "classes": ["a", "b"], "mean": [0.5], "std": [0.2]}
     assert Inputs.from_dict(old, Path("metadata.json")).images
     assert not Inputs.from_dict({**old, "shape": [6]}, Path("metadata.json")).images

@@ -77,14 +77,14 @@ def test_every_session_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_differs_from_run_to_run_is_in_one_file(tmp_path: Path) -> None:
-    """Facts and configuration of one experiment are the same bytes, whoever runs it."""
+    """Metadata and configuration of one experiment are the same bytes, whoever runs it."""
     for name in ("one", "two"):
         fedrane.run(quick(rounds=1), tmp_path / name)
     for name in (METADATA, "config.toml", "partition.npz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_session_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_session_that_fails_records_how(tmp_path: Path) -> None:
     e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
     with pytest.raises(fedrane.FedraneError):
         fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network(False))
@@ -154,7 +154,9 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
         "data": {"from": metadata["fingerprints"]["data"], "to": after["accepted"]["data"]}
     }
     assert after["fingerprints"] == metadata["fingerprints"]
-    assert after["inputs"]["mean"] != metadata["inputs"]["mean"], "a model answers with the numbers it was trained with"
+    assert after["inputs"]["mean"] != metadata["inputs"]["mean"], (
+        "a model normalises with the numbers it was trained with"
+    )
     result = fedrane.resume(run)
     assert result.finished
     assert entries(run)[2]["changed_inputs"] == {}
@@ -221,7 +223,7 @@ def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path
 
 
 def test_a_partition_that_changed(tmp_path: Path) -> None:
-    """That of the folder is an input; the file it was made from is not needed any more, and it is said so."""
+    """That of the folder is an input; the file it was made from is not needed any more, and a message reports it."""
     saved = tmp_path / "saved.npz"
     fedrane.run(quick(rounds=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "partition.npz", saved)
@@ -304,7 +306,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("norm", ["shared", "local"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
-    """So that states of another version can be recognised; before the finale and after it."""
+    """So that states of another version can be recognised; before the post-training stage and after it."""
     e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
     more = {"dataset": blobs(), "model": network(True)}
     stopped(e, tmp_path / "run", **more)
@@ -395,7 +397,7 @@ def test_a_copy_that_is_gone_or_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
-    """Neither its copy nor the file it names, until the user says so; then it is known."""
+    """Neither its copy nor the file it names, until the user trusts it; then it is known."""
     file, e = user_method(tmp_path)
     fedrane.run(e, tmp_path / "run")
     forget(monkeypatch, tmp_path)
@@ -414,7 +416,7 @@ def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: p
 
 
 def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is called with what the folder says, for instance."""
+    """One that is called with values from the folder, for instance."""
     fedrane.run(quick(rounds=1), tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('model = "mlp"', 'model = "subprocess:call"'))
@@ -442,7 +444,7 @@ def test_a_folder_names_its_method_in_any_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> None:
-    """A folder may not have any other function of it called; by its place as by its content."""
+    """A folder may not have any other function of it called; by its path as by its content."""
     file, e = user_method(tmp_path, method="fedavg")
     fedrane.run(e, tmp_path / "run")
     config, other = tmp_path / "run" / "config.toml", tmp_path / "elsewhere.py"
@@ -472,7 +474,9 @@ def seven(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_a_network_with_other_outputs_than_classes() -> None:
     e = Experiment(clients=3, rounds=1, model_head="2")
-    with pytest.raises(ConfigError, match=r"scores of shape \(1, 7\) for one row: there are 3 classes"):
+    with pytest.raises(
+        ConfigError, match=r"scores of shape \(1, 7\) for one example: there must be one score for each of the 3"
+    ):
         fedrane.run(e, dataset=blobs(), model=seven)
 
 
@@ -505,7 +509,7 @@ def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, schedule_kind
     schedule |= {"kind": schedule_kind}
     common = {"method": "local", "participation": 0.6, "client_dropout": 0.2, "momentum": 0.5, "schedule": schedule}
     e = quick(rounds=4, **common)
-    fedrane.run(e.replace(rounds=6), tmp_path / "whole")
+    fedrane.run(e.replace(rounds=6), tmp_path / "reference")
     if finished:
         fedrane.run(e, tmp_path / "run")
     else:
@@ -515,15 +519,15 @@ def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, schedule_kind
     done = 4 if finished else 2
     assert listener.messages == [f"rounds=6 instead of 4; it goes on from round {done}."]
     same_bytes(states(result), states(fedrane.run(e.replace(rounds=6))))
-    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "whole").read_metrics())
-    assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "reference").read_metrics())
+    assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "reference" / "config.toml").read_bytes()
     last = entries(tmp_path / "run")[-1]
     assert last["rounds"] == {"planned": 6, "planned_before": 4, "before": done, "after": 6}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
 
 
 def test_more_rounds_of_a_schedule_that_depends_on_them(tmp_path: Path) -> None:
-    """It is said, and recorded, that the result is not that of a run planned so."""
+    """A message and the record state that the result is not that of a run planned so."""
     e = quick(rounds=2, schedule={"kind": "cosine"})
     fedrane.run(e, tmp_path / "run")
     listener = Listener()
@@ -542,7 +546,7 @@ def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Last(Algorithm):
-    """A part of a finale, in which every client trains the head alone."""
+    """One post-training stage, in which every client trains the head alone."""
 
     def trains(self, name: str) -> bool:
         return name.startswith("head")
@@ -550,7 +554,7 @@ class Last(Algorithm):
 
 @dataclass(frozen=True)
 class Finishing(Algorithm):
-    """FedAvg with a finale of three parts: more than checkpoints are kept."""
+    """FedAvg with three post-training stages: more than checkpoints are kept."""
 
     def post_training(self) -> tuple[Algorithm, ...]:
         return Last(), Last(), Last()
@@ -562,7 +566,7 @@ class Finishing(Algorithm):
 def test_more_rounds_go_on_from_before_the_finale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
 ) -> None:
-    """What the finale made is taken back, its lines too, and it is run again at the end."""
+    """What the post-training stages made is taken back, their records too, and it is run again at the end."""
     monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
     e = quick(method=method, rounds=2, checkpoint_every=2)
     if stop:
@@ -570,7 +574,7 @@ def test_more_rounds_go_on_from_before_the_finale(
     else:
         fedrane.run(e, tmp_path / "run")
     result = fedrane.resume(tmp_path / "run", rounds=5)
-    reference = fedrane.run(e.replace(rounds=5), tmp_path / "whole")
+    reference = fedrane.run(e.replace(rounds=5), tmp_path / "reference")
     same_bytes(states(result), states(reference))
     assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(reference.history)
 
@@ -583,7 +587,7 @@ class Interrupts(Callback):
 
 
 def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> None:
-    """The finale's state is not taken for that of the round whose number it had."""
+    """The post-training stage's state is not taken for that of the round whose number it had."""
     e = quick(method="fedbabu", rounds=2)
     fedrane.run(e, tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -592,7 +596,7 @@ def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> Non
     same_bytes(states(fedrane.resume(tmp_path / "run")), states(fedrane.run(e.replace(rounds=4))))
 
 
-def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) -> None:
+def test_more_rounds_without_the_checkpoint_before_post_training(tmp_path: Path) -> None:
     fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
     for path in Folder(tmp_path / "run").checkpoints():
         if round_of(path) <= 2:
@@ -603,7 +607,7 @@ def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) ->
     assert files(tmp_path / "run") == before
 
 
-def test_a_finished_run_without_checkpoints_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_finished_run_without_checkpoints_is_not_started_again(tmp_path: Path) -> None:
     """Its results would be lost without a word."""
     fedrane.run(quick(rounds=2), tmp_path / "run")
     for path in Folder(tmp_path / "run").checkpoints():
@@ -650,7 +654,7 @@ def test_a_resume_that_changes_nothing_leaves_the_folder_as_it_is(tmp_path: Path
     assert files(tmp_path / "run") == before
 
 
-def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
+def test_fewer_examples_are_one_clear_error(tmp_path: Path) -> None:
     """Also where changes are accepted: the partition counts more of them."""
     data = npz(tmp_path / "own.npz")
     stopped(of_file(data), tmp_path / "run")
@@ -663,7 +667,7 @@ def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
 def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while the new plan is put in place, the run has rounds of two plans, and says so afterwards."""
+    """Killed while the new plan is written, the run has rounds of two plans, and reports it afterwards."""
     fedrane.run(quick(rounds=2, schedule={"kind": "cosine"}), tmp_path / "run")
 
     def killed(*_: Any) -> None:
@@ -680,7 +684,7 @@ def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
 
 
 def test_a_temperature_is_that_of_its_model(tmp_path: Path) -> None:
-    """The finale's round has the number of a round of the new plan."""
+    """The post-training round has the number of a round of the new plan."""
     fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
     assert fedrane.load(tmp_path / "run").calibration
     asked = iter([True])
