@@ -378,7 +378,7 @@ def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('precision = "tf32"\ndevice = "cpu"\n[partition]\nalpha = 0.1\n')
     listener = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "c.toml", words), tmp_path / "run", callbacks=[listener])
-    assert [text.partition(": ")[2] for text in listener.heard] == [
+    assert [text.partition(": ")[2] for text in listener.messages] == [
         "partition.alpha=0.1 is not used: that needs partition.kind=dirichlet or dirichlet-capped or quantity, "
         "and partition.kind is natural",
         "precision=tf32 is not used: that needs a GPU, and device is cpu",
@@ -386,7 +386,7 @@ def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
     assert Experiment.from_toml(tmp_path / "run" / "config.toml").precision == "float32"
     again = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "run" / "config.toml"), callbacks=[again])
-    assert not again.heard, "what a run has written runs again without a word"
+    assert not again.messages, "what a run has written runs again without a word"
 
 
 def test_metrics_are_plain_json(tmp_path: Path) -> None:

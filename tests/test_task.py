@@ -135,7 +135,7 @@ def test_a_wrong_head_is_refused() -> None:
 
 
 def test_a_network_for_other_inputs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cannot take rows of shape \(9,\)"):
+    with pytest.raises(ConfigError, match=r"cannot take examples of shape \(9,\)"):
         split_head(dense((6,), 3), "2", (9,))
 
 

@@ -21,9 +21,9 @@ from fedrane.training.result import Result, last_round
 from fedrane.training.resume import (
     OLDER,
     RecordedInputs,
+    changed_lrs,
     fingerprints,
     of_data,
-    other_rates,
     replanned,
     require_same_states,
 )
@@ -54,7 +54,7 @@ def run(
 ) -> Result:
     """Run an experiment from its start; with ``out``, in a folder from which it can be resumed.
 
-    ``dataset`` and ``model`` take the place of the experiment's own: a :class:`Dataset` or any map-style torch one; a
+    ``dataset`` and ``model`` replace those of the experiment: a :class:`Dataset` or any map-style torch one; a
     network (which keeps the weights it holds) or a function (input shape, classes) → network (which starts from the
     seed), whose classifier the experiment names as ``model_head``. Without ``calibrate`` a run ends a little sooner,
     and its models give scores instead of probabilities.
@@ -64,27 +64,27 @@ def run(
     if folder:
         folder.require_free()
     with ExitStack() as cleanup:
-        most = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
-        examples = as_dataset(experiment, dataset)
-        experiment, unused = settled(experiment, examples, dataset is not None, model is not None)
+        max_threads = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
+        source, dataset = dataset, as_dataset(experiment, dataset)
+        experiment, unused = settled(experiment, dataset, source is not None, model is not None)
         for callback, text in itertools.product(callbacks, settings.as_messages(unused)):
             callback.message(text)
-        partition = make_partition(experiment, examples)
+        partition = make_partition(experiment, dataset)
         experiment = experiment.replace(clients=len(partition.clients))
-        federation = make_federation(experiment, examples, partition, model)
-        experiment, _ = choose_engine(experiment, federation, most)
-        loop = TrainingLoop(experiment, federation, Inputs.of(examples), folder, callbacks, stop, calibrate)
+        federation = make_federation(experiment, dataset, partition, model)
+        experiment, _ = choose_engine(experiment, federation, max_threads)
+        loop = TrainingLoop(experiment, federation, Inputs.of(dataset), folder, callbacks, stop, calibrate)
         if folder:
             cleanup.callback(folder.close)
             if experiment.method_name.startswith("__main__:"):
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
-            partitions.save(partition, folder.path / PARTITION, dataset=examples.name)
+            partitions.save(partition, folder.path / PARTITION, dataset=dataset.name)
             user_code.remember(experiment)
             user_code.keep(experiment, folder)
-            prints = of_data(examples, dataset) | fingerprints(federation.task, model, folder)
+            prints = of_data(dataset, source) | fingerprints(federation.task, model, folder)
             folder.write_json(
-                METADATA, loop.facts() | {"sources": sources.contents(experiment), "fingerprints": prints}
+                METADATA, loop.metadata() | {"sources": sources.contents(experiment), "fingerprints": prints}
             )
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
@@ -108,7 +108,8 @@ def resume(
     """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit.
 
     ``rounds`` plans another number of them than the run began with, also for a finished run: it then goes on from its
-    last round, before any finale. An input that has changed since the run began is an error unless ``accept_changes``.
+    last round, before any post-training stage. An input that has changed since the run began is an error unless
+    ``accept_changes``.
     ``trust_code`` lets a method or network run that the folder names and you have not run before.
     """
     folder = Folder(out)
@@ -122,11 +123,11 @@ def resume(
         replan = experiment.rounds != before.rounds
         engines.check(experiment.engine)
         pick_device(experiment.device)
-        most = cleanup.enter_context(limited(1))
-        examples = as_dataset(experiment, dataset)
-        inputs.check(of_data(examples, dataset))
-        partition = partitions.load(folder.path / PARTITION, len(examples.y))
-        federation = make_federation(experiment, examples, partition, model)
+        max_threads = cleanup.enter_context(limited(1))
+        source, dataset = dataset, as_dataset(experiment, dataset)
+        inputs.check(of_data(dataset, source))
+        partition = partitions.load(folder.path / PARTITION, len(dataset.y))
+        federation = make_federation(experiment, dataset, partition, model)
         inputs.check(fingerprints(federation.task, model, folder))
         checkpoint, problems = folder.newest(federation.task.device, last=before.rounds if replan else None)
         done = checkpoint.round if checkpoint else 0
@@ -140,12 +141,12 @@ def resume(
         deviations = inputs.accepted()
         if replan:
             notes.append(replanned(before, experiment, history))
-            deviations += other_rates(before, experiment, done)
+            deviations += changed_lrs(before, experiment, done)
         notes += deviations
         idle = folder.finished and not replan and done == last_round(folder.read_metrics())
-        chosen, choices = choose_engine(experiment, federation, most, resumed=True)
+        chosen, choices = choose_engine(experiment, federation, max_threads, resumed=True)
         notes += choices
-        loop = TrainingLoop(chosen, federation, Inputs.of(examples), folder, callbacks, stop, calibrate)
+        loop = TrainingLoop(chosen, federation, Inputs.of(dataset), folder, callbacks, stop, calibrate)
         if checkpoint:
             loop.restore(checkpoint, history)
         if not idle:
@@ -158,7 +159,7 @@ def resume(
             cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
             if deviations:  # before the new plan stands: killed in between, they must not be forgotten
                 user_code.keep(experiment, folder)
-                inputs.write(loop.facts(), deviations)
+                inputs.write(loop.metadata(), deviations)
             folder.reopen(done, experiment if replan else None)
         for note in notes:
             loop.message(note)

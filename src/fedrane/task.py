@@ -115,7 +115,7 @@ class Task:
 
     @classmethod
     def build(cls, body: nn.Module, head: nn.Module, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
-        """A task on examples of that shape. The width of the features is found by a forward pass."""
+        """A task on examples of that shape. A forward pass gives the width of the features."""
         parts = {"body": copy.deepcopy(body), "head": copy.deepcopy(head)}
         parts = {part: convert(module, part, settings.get("norm", "shared")) for part, module in parts.items()}
         task = cls(parts, classes, 0, shape, **settings)

@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 SEPARATOR = "/"
 BLOCK_SIZE = 1 << 24
-"""Elements processed at a time, so that a whole stack of models is never copied."""
+"""Elements processed at a time, so that a stack of models is never copied at once."""
 CPU_BLOCK_SIZE = 1 << 18
 """The same on a CPU, where a block must fit into the cache."""
 MAX_FLOAT32_SUM = 1 << 14

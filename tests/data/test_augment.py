@@ -20,7 +20,7 @@ from fedrane.errors import ConfigError
 from fedrane.methods import METHODS
 from fedrane.task import Batch, cross_entropy
 from fedrane.testing import conformance
-from problems import FEW, slow_except
+from problems import ALWAYS_TESTED, slow_except
 
 KEY = torch.tensor(77)
 EVERYTHING = Augmentation(crop=1, flip=True, mixup=0.7)
@@ -150,7 +150,7 @@ def run(engine: str, method: Any = "fedavg", **changes: Any) -> fedrane.Result:
     return fedrane.run(Experiment(method=method, engine=engine, **(settings | changes)))
 
 
-@pytest.mark.parametrize("name", slow_except(FEW, METHODS))
+@pytest.mark.parametrize("name", slow_except(ALWAYS_TESTED, METHODS))
 def test_every_method_in_every_engine(name: str) -> None:
     runs = [run(engine, name) for engine in ("sequential", "stacked", "threaded")]
     plain = run("sequential", name, augment=Augmentation())

@@ -15,7 +15,7 @@ from deploy_federation import Federation
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """The page's federation, up: SuperLink and three nodes with TLS and authentication."""
     made = Federation(tmp_path_factory.mktemp("federation"))
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # told to stop, it still cleans up
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # asked to stop, it still cleans up
     try:
         made.do(made.prepare)
         made.start_link()

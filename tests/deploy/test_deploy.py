@@ -25,12 +25,12 @@ def same_as_local(federation: Federation, app: str, out: str) -> fedrane.Result:
 
 
 def test_the_page_from_beginning_to_end(federation: Federation) -> None:
-    """FedRANE, five rounds; then what a client was left answers."""
-    said = federation.do(federation.run_command)
-    assert federation.finished("run"), said + federation.logs()
+    """FedRANE, five rounds; then predictions with the models that a client keeps."""
+    output = federation.do(federation.run_command)
+    assert federation.finished("run"), output + federation.logs()
     local = same_as_local(federation, "trial", "run")
-    answers = [json.loads(line) for line in federation.do(federation.predict).splitlines()]
-    assert {"class", "input", "score"} == set(answers[0])
+    predictions = [json.loads(line) for line in federation.do(federation.predict).splitlines()]
+    assert {"class", "input", "score"} == set(predictions[0])
     for k in range(3):
         held = models(federation.folder / "clients" / str(k))
         same_bytes(dict(held["personal"].state_dict()), dict(local.personal(k).state_dict()))
@@ -38,20 +38,20 @@ def test_the_page_from_beginning_to_end(federation: Federation) -> None:
 
 def test_scaffold(federation: Federation) -> None:
     federation.app("scaffold", "method=scaffold")
-    said = federation.submit("scaffold", "run-scaffold")
-    assert federation.finished("run-scaffold"), said + federation.logs()
+    output = federation.submit("scaffold", "run-scaffold")
+    assert federation.finished("run-scaffold"), output + federation.logs()
     same_as_local(federation, "scaffold", "run-scaffold")
     controls_sum_up(federation, "run-scaffold")
 
 
 def test_the_page_s_simulation(federation: Federation) -> None:
-    """Flower's own command, in Ray's processes; the rows are dealt as a local run deals them."""
+    """Flower's own command, in Ray's processes; the examples are partitioned as in a local run."""
     federation.listening("simulation", federation.simulation_link)
     try:
-        said = federation.do(federation.simulate)
+        output = federation.do(federation.simulate)
     finally:
         federation.programs["simulation"].stop()
-    assert federation.finished("simulated"), said + federation.logs()
+    assert federation.finished("simulated"), output + federation.logs()
     same_as_local(federation, "trial", "simulated")
 
 
@@ -67,15 +67,15 @@ STRANGERS = {
         ("disconnected", "could not establish a connection"),
     ),
 }
-"""The page's first node with something changed, and what the logs say of it, in one form or another."""
+"""The page's first node with something changed, and what the logs report, in one form or another."""
 
 
 @pytest.fixture(scope="module")
 def logs(federation: Federation) -> dict[str, str]:
-    """What strangers say until they give up, all at once, and what the SuperLink says of them."""
+    """The output of strangers until they give up, and the SuperLink's."""
     federation.do("fedrane flower certs strangers --nodes 1")
     link = federation.programs["link"]
-    before = len(link.said)
+    before = len(link.output)
     programs = {}
     for (name, (old, new, _)), port in zip(STRANGERS.items(), free_ports(len(STRANGERS)), strict=True):
         script = federation.nodes[0].replace(str(federation.ports[9100]), str(port)) + " --max-retries 2"
@@ -86,7 +86,7 @@ def logs(federation: Federation) -> dict[str, str]:
     finally:
         for program in programs.values():
             program.stop()
-    return {name: program.said + link.said[before:] for name, program in programs.items()}
+    return {name: program.output + link.output[before:] for name, program in programs.items()}
 
 
 @pytest.mark.parametrize("name", STRANGERS)

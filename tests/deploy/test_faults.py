@@ -22,7 +22,7 @@ app.query()(honest)
 app.evaluate()(honest)
 app.evaluate("deliver")(honest)
 """
-"""A client app around the honest one, which answers whatever is not training."""
+"""A client app around the honest one, which replies to all but training."""
 LIAR = '''
 
 import numpy as np
@@ -35,12 +35,12 @@ def train(message, context):
     reply = honest(message, context)
     lie = LIES.get((context.node_config["partition-id"], message.content["request"]["round"]))
     if lie:
-        up, said = reply.content["up"], reply.content["reply"]
-        lie(up, said, next(iter(up)))
+        up, reply_fields = reply.content["up"], reply.content["reply"]
+        lie(up, reply_fields, next(iter(up)))
     return reply
 
 
-def lost(up, said, name):
+def lost(up, reply_fields, name):
     raise RuntimeError("lost on the way")  # the client has kept its state, the server gets nothing
 
 
@@ -49,13 +49,13 @@ def hundredfold(array):
 
 
 LIES = {
-    (1, 1): lambda up, said, name: up.__setitem__(name, Array(np.full_like(up[name].numpy(), np.nan))),
-    (2, 1): lambda up, said, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
-    (1, 2): lambda up, said, name: up.pop(name),
-    (2, 2): lambda up, said, name: up.__setitem__("more", up[name]),
-    (1, 3): lambda up, said, name: said.__setitem__("num_examples", -7),
-    (2, 3): lambda up, said, name: said.__setitem__("num_examples", 10**15),
-    (1, 4): lambda up, said, name: up.__setitem__(name, hundredfold(up[name])),
+    (1, 1): lambda up, reply_fields, name: up.__setitem__(name, Array(np.full_like(up[name].numpy(), np.nan))),
+    (2, 1): lambda up, reply_fields, name: up.__setitem__(name, Array(up[name].numpy()[:1])),
+    (1, 2): lambda up, reply_fields, name: up.pop(name),
+    (2, 2): lambda up, reply_fields, name: up.__setitem__("more", up[name]),
+    (1, 3): lambda up, reply_fields, name: reply_fields.__setitem__("num_examples", -7),
+    (2, 3): lambda up, reply_fields, name: reply_fields.__setitem__("num_examples", 10**15),
+    (1, 4): lambda up, reply_fields, name: up.__setitem__(name, hundredfold(up[name])),
     (2, 4): lost,
 }
 '''
@@ -77,15 +77,15 @@ def dishonest(federation: Federation, name: str, training: str, *words: str) -> 
 
 def test_clients_that_lie_are_left_out(federation: Federation) -> None:
     dishonest(federation, "liars", LIAR, "method=scaffold")
-    said = federation.submit("liars", "run-liars", timeout=300.0)
-    assert federation.finished("run-liars"), said + federation.logs()
+    output = federation.submit("liars", "run-liars", timeout=300.0)
+    assert federation.finished("run-liars"), output + federation.logs()
     lines = metrics(federation.folder / "run-liars")
     assert [line["lost"] for line in lines] == [[1, 2]] * 4 + [[]]
     for line, reasons in zip(lines, REASONS, strict=True):
         assert line.get("refused", {}).keys() == reasons.keys()
         for client, reason in reasons.items():
             assert reason in line["refused"][client]
-            assert f"client {client} is left out" in said
+            assert f"client {client} is left out" in output
     controls_sum_up(federation, "run-liars")
 
 
@@ -104,21 +104,21 @@ def train(message, context):
 '''
 
 
-def test_too_few_answers_stop_the_run_and_lose_nothing(federation: Federation) -> None:
-    """The round is repeated, then the run stops; the same command goes on to where no answer was ever lost."""
+def test_too_few_replies_stop_the_run_and_lose_nothing(federation: Federation) -> None:
+    """The round is repeated, then the run stops; the same command goes on to the result of a run that lost no reply."""
     dishonest(federation, "few", SILENT, "method=scaffold", "rounds=2", "eval_every=2")
     silent = [federation.folder / "clients" / str(k) / "silent" for k in (1, 2)]
     for file in silent:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    said = federation.do(federation.submission("few", "run-few", min_replies=2, retries=1), check=False)
-    assert "1 of 3" in said
+    output = federation.do(federation.submission("few", "run-few", min_replies=2, retries=1), check=False)
+    assert "1 of 3" in output
     assert federation.rounds("run-few") == 1
     assert not federation.finished("run-few")
     for file in silent:
         file.unlink()
-    said = federation.submit("few", "run-few", min_replies=2)
-    assert federation.finished("run-few"), said + federation.logs()
+    output = federation.submit("few", "run-few", min_replies=2)
+    assert federation.finished("run-few"), output + federation.logs()
     local = fedrane.run(federation.experiment("few").replace(engine="sequential", device="cpu"))
     same_bytes(fedrane.load(federation.folder / "run-few").server, local.server)
     controls_sum_up(federation, "run-few")
@@ -135,24 +135,24 @@ def submitted(federation: Federation, app: str, out: str, **config: object) -> P
 
 
 def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federation) -> None:
-    """The round ends by its timeout with the one that answered; the others come back with their states."""
+    """The round ends by its timeout with the one that replied; the others come back with their states."""
     federation.app("faults", "method=scaffold", "rounds=40", "eval_every=40")
     out, folder = "run-faults", federation.folder / "run-faults"
     hanging, killed = federation.programs["node-1"], federation.programs["node-2"]
     run = submitted(federation, "faults", out, timeout=float(ROUND))
     try:
         until(lambda: federation.rounds(out) >= 1, "a round is done")
-        heard = [program.said.count("Receiving: train") for program in (hanging, killed)]
-        for program, before in zip((hanging, killed), heard, strict=True):
-            until(lambda p=program, n=before: p.said.count("Receiving: train") > n, "they train")  # type: ignore[misc]
+        counts = [program.output.count("Receiving: train") for program in (hanging, killed)]
+        for program, before in zip((hanging, killed), counts, strict=True):
+            until(lambda p=program, n=before: p.output.count("Receiving: train") > n, "they train")  # type: ignore[misc]
         hanging.send(signal.SIGSTOP)
-        since = len(killed.said)
+        since = len(killed.output)
         killed.stop()
         broken = federation.rounds(out) + 1
         until(lambda: federation.rounds(out) >= broken, "the round ends without them")
         line = metrics(folder)[broken - 1]
         assert line["cohort"] == [0]
-        assert set(line["refused"].values()) == {f"no answer within {ROUND} s"}
+        assert set(line["refused"].values()) == {f"no reply within {ROUND} s"}
         assert ROUND <= line["seconds"] < 2 * ROUND
         hanging.send(signal.SIGCONT)
         federation.wait_for_node(2, since)
@@ -170,8 +170,8 @@ def test_a_server_that_is_killed_is_resumed_with_every_head_intact(federation: F
     until(lambda: federation.rounds("run-heads") >= 1, "a round is done")
     run.stop()
     _restart(federation)
-    said = federation.submit("heads", "run-heads")
-    assert federation.finished("run-heads"), said + federation.logs()
+    output = federation.submit("heads", "run-heads")
+    assert federation.finished("run-heads"), output + federation.logs()
     local = fedrane.run(federation.experiment("heads").replace(engine="sequential", device="cpu"))
     same_bytes(fedrane.load(federation.folder / "run-heads").server, local.server)
     for k in range(3):

@@ -51,11 +51,11 @@ BOTH = pytest.mark.parametrize("engine", ["threaded", pytest.param("processes", 
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, engine: str) -> None:
     entry = METHODS[name]
     settings: dict[str, Any] = {"participation": 0.8, "client_dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
-    one, many = (
+    one, other = (
         conformance.trained(entry.kind(**entry.preset), engine=each, **settings) for each in ("sequential", engine)
     )
-    close(conformance.states(one), conformance.states(many), 1e-12)
-    for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
+    close(conformance.states(one), conformance.states(other), 1e-12)
+    for a, b in zip(untimed(one.history), untimed(other.history), strict=True):
         for key in a.keys() - {"gne/iterations"}:
             assert a[key] == pytest.approx(b[key], abs=1e-9), key
 
@@ -73,14 +73,14 @@ def pictures(channels: int, side: int) -> Dataset:
 )
 def test_networks_of_convolutions(model: str, channels: int, engine: str) -> None:
     settings: dict[str, Any] = {"model": model, "clients": 4, "rounds": 2, "epochs": 1, "batch": 8, "lr": 0.01}
-    one, many = (
+    one, other = (
         fedrane.run(
             fedrane.Experiment(engine=each, precision="float64", device="cpu", **settings),
             dataset=pictures(channels, 16),
         )
         for each in ("sequential", engine)
     )
-    close(conformance.states(one), conformance.states(many), 1e-10)  # some sums of BatchNorm's nearly cancel
+    close(conformance.states(one), conformance.states(other), 1e-10)  # some sums of BatchNorm's nearly cancel
 
 
 class CountsItsSteps(fedrane.Algorithm):
@@ -113,16 +113,16 @@ def test_full_steps_are_recorded_once_a_thread() -> None:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     """Those who trained, on one core."""
-    found: list[Worker] = []
+    results: list[Worker] = []
 
     class Seen(Worker):
         def begin(self, ctx: Any) -> Any:
-            found.append(self)
+            results.append(self)
             return super().begin(ctx)
 
     torch.set_num_threads(1)
     monkeypatch.setattr(threaded, "Worker", Seen)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -139,8 +139,8 @@ def test_what_cannot_be_recorded_is_done_anew(workers: list[Worker]) -> None:
             loss, outcome = super().objective(task, ctx, model, batch)
             return loss * (1 + float(batch.y.sum())), outcome
 
-    one, many = (conformance.trained(Asks(), engine=engine, lr=1e-3) for engine in ("sequential", "threaded"))
-    close(conformance.states(one), conformance.states(many), 1e-12)
+    one, other = (conformance.trained(Asks(), engine=engine, lr=1e-3) for engine in ("sequential", "threaded"))
+    close(conformance.states(one), conformance.states(other), 1e-12)
     assert workers
     assert not any(worker.records or worker.client.work for worker in workers)
 
@@ -164,8 +164,8 @@ def test_recorded_steps_give_the_same_bits(
     chosen = fedrane.Experiment(method=method, engine="threaded", precision=precision, device="cpu", **settings)
     kept = fedrane.run(chosen, dataset=pictures(1, 16))
     monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
-    anew = fedrane.run(chosen, dataset=pictures(1, 16))
-    for a, b in zip(tree.leaves(conformance.states(kept)), tree.leaves(conformance.states(anew)), strict=True):
+    recomputed = fedrane.run(chosen, dataset=pictures(1, 16))
+    for a, b in zip(tree.leaves(conformance.states(kept)), tree.leaves(conformance.states(recomputed)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -189,12 +189,15 @@ def test_what_a_client_ends_with_is_its_own(sizes: tuple[int, ...]) -> None:
     fed = federation(table(200), [list(range(*pair)) for pair in pairwise(ends)], batch=16)
     method = HandsOn()
     server = method.init(fed.task, fed.roster)
-    one, many = (kind(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.1, 2) for kind in (Sequential, Threaded))
-    close(one.ups, many.ups, 1e-12)
+    one, other = (
+        engine_class(method, fed).train_round(server, {}, [0, 1, 2], 1, 0.1, 2)
+        for engine_class in (Sequential, Threaded)
+    )
+    close(one.ups, other.ups, 1e-12)
 
 
 class ThroughSteps(fedrane.Algorithm):
-    """The slope, taken at the end, goes back through all the steps."""
+    """The gradient, taken at the end, goes back through all steps."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         scale = torch.ones((), dtype=task.dtype, requires_grad=True)
@@ -205,17 +208,17 @@ class ThroughSteps(fedrane.Algorithm):
         return super().step(task, ctx, work, batch)._replace(extra=extra)
 
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
-        (slope,) = torch.autograd.grad(work.extra["sum"], work.extra["scale"])
+        (gradient,) = torch.autograd.grad(work.extra["sum"], work.extra["scale"])
         done = super().finish(task, ctx, work)
-        return done._replace(metrics={**done.metrics, "slope": slope})
+        return done._replace(metrics={**done.metrics, "gradient": gradient})
 
 
 @BOTH
 def test_a_slope_through_all_steps(engine: str) -> None:
-    one, many = (conformance.trained(ThroughSteps(), engine=each).history for each in ("sequential", engine))
-    slopes, others = one[-1]["clients/slope"], many[-1]["clients/slope"]
-    assert min(abs(slope) for slope in slopes) > 1e-3
-    assert slopes == pytest.approx(others, abs=1e-12)
+    one, other = (conformance.trained(ThroughSteps(), engine=each).history for each in ("sequential", engine))
+    gradients, others = one[-1]["clients/gradient"], other[-1]["clients/gradient"]
+    assert min(abs(gradient) for gradient in gradients) > 1e-3
+    assert gradients == pytest.approx(others, abs=1e-12)
 
 
 def test_an_image_of_one_channel_lies_channels_last_by_its_strides() -> None:
@@ -227,7 +230,7 @@ def test_an_image_of_one_channel_lies_channels_last_by_its_strides() -> None:
 
 
 @BOTH
-def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> None:
+def test_a_mistake_in_one_client_ends_the_round_and_reports_where(engine: str) -> None:
     class Wrong(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             if int(ctx.client.index) == 2:
@@ -241,7 +244,7 @@ def test_a_mistake_in_one_client_ends_the_round_and_says_where(engine: str) -> N
 
 
 @FORKS
-def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_all_the_same() -> None:
     class Odd(Exception):  # noqa: N818
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} and {two}")
@@ -256,7 +259,7 @@ def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
 
 
 @FORKS
-def test_a_process_that_dies_is_told_and_none_is_left() -> None:
+def test_a_process_that_dies_is_reported_and_none_is_left() -> None:
     class Killed(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             if int(ctx.client.index) == 2:
@@ -328,21 +331,21 @@ def test_there_may_be_more_clients_than_files_can_be_open() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
     try:
-        found = made().each(lambda _, item: torch.tensor([item]), range(300), [1] * 300)
+        results = made().each(lambda _, item: torch.tensor([item]), range(300), [1] * 300)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert torch.equal(torch.cat(found), torch.arange(300))
+    assert torch.equal(torch.cat(results), torch.arange(300))
 
 
 @FORKS
 def test_processes_change_nothing_of_what_the_run_holds() -> None:
     """What comes back lies in memory of its own, so that a later round's processes cannot write into it."""
     engine = made()
-    found = engine.each(lambda _, item: {"n": torch.full((3,), item), "none": torch.empty(0, 2)}, range(4), [1] * 4)
-    assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
-    assert found[0]["none"].shape == (0, 2)
-    engine.each(lambda _, item: found[item]["n"].zero_(), range(4), [1] * 4)
-    assert [f["n"].tolist() for f in found] == [[k] * 3 for k in range(4)]
+    results = engine.each(lambda _, item: {"n": torch.full((3,), item), "none": torch.empty(0, 2)}, range(4), [1] * 4)
+    assert [f["n"].tolist() for f in results] == [[k] * 3 for k in range(4)]
+    assert results[0]["none"].shape == (0, 2)
+    engine.each(lambda _, item: results[item]["n"].zero_(), range(4), [1] * 4)
+    assert [f["n"].tolist() for f in results] == [[k] * 3 for k in range(4)]
 
 
 @FORKS
@@ -386,11 +389,11 @@ def test_auto_goes_by_the_work_of_a_step_and_the_cores(
     assert result.experiment.engine == engine
 
 
-def test_a_hook_that_cannot_answer_one_row_does_not_keep_auto_from_choosing() -> None:
+def test_a_hook_that_cannot_predict_one_example_does_not_keep_auto_from_choosing() -> None:
     class Pairs(fedrane.Algorithm):
         def predict(self, task: Any, model: Any, x: Any, mask: Any) -> Any:
             if len(x) == 1:
-                raise ValueError("rows come in pairs")
+                raise ValueError("examples come in pairs")
             return super().predict(task, model, x, mask)
 
     assert np.isfinite(conformance.trained(Pairs(), engine="auto").history[-1]["train/loss"])

@@ -62,9 +62,9 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, device="cuda")
 
 
-def errors(found: Tensors, true: Tensors) -> list[float]:
+def errors(actual: Tensors, true: Tensors) -> list[float]:
     """The largest error in each tensor, beside the usual size of its numbers."""
-    return [float((a.double() - b).abs().max() / b.square().mean().sqrt()) for a, b in zip(found, true, strict=True)]
+    return [float((a.double() - b).abs().max() / b.square().mean().sqrt()) for a, b in zip(actual, true, strict=True)]
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -127,15 +127,15 @@ def test_normalisation_by_the_kernels_is_exact_to_rounding(side: int, channels: 
             for k in range(3)
         ]
 
-    for found, true, alive in zip(all_of(torch.float32), all_of(torch.float64), mask, strict=True):
-        found, true = ((y[:, alive], *rest) for y, *rest in (found, true))
-        assert max(errors(found, true)) < 1e-3
+    for actual, true, kept in zip(all_of(torch.float32), all_of(torch.float64), mask, strict=True):
+        actual, true = ((y[:, kept], *rest) for y, *rest in (actual, true))
+        assert max(errors(actual, true)) < 1e-3
 
 
 @pytest.mark.parametrize("examples", [3, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_normalisation_by_the_kernels_of_a_single_value_is_the_bias(examples: int, dtype: torch.dtype) -> None:
-    """To the last bit: a ReLU sees the sign. Of short maps by one kernel, of long ones by three."""
+    """To the last bit: a ReLU sees the sign. Small maps take one kernel, large ones three."""
     x, mask = (100 * noise(2, examples, 9, 1, 1)).to(dtype), torch.arange(examples, device="cuda") < 1
     weight, bias, old = (noise(2, 9).float() for _ in range(3))
     bias[:, ::3] = 0
@@ -158,8 +158,8 @@ def test_pooling_by_the_kernels_is_the_librarys(side: int, size: int, stride: in
     plain = [gradients_of(pool, weights[k : k + 1], x[k : k + 1].float()) for k in range(3)]
     with stacked_mode():
         ours = gradients_of(pool, weights, x.float())
-    for found, true in zip(ours, (torch.cat(part) for part in zip(*plain, strict=True)), strict=True):
-        assert torch.allclose(found, true, atol=1e-6)
+    for actual, true in zip(ours, (torch.cat(part) for part in zip(*plain, strict=True)), strict=True):
+        assert torch.allclose(actual, true, atol=1e-6)
 
 
 def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
@@ -174,9 +174,9 @@ def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
         with stacked_mode():
             return sgd_step(start, by, lr)
 
-    found = gradients_of(ours, by, start, by, lr)
+    actual = gradients_of(ours, by, start, by, lr)
     true = gradients_of(lambda start, by, lr: start - lr * by, by, start, by, lr)
-    assert max(errors(found, tuple(v.double() for v in true))) < 1e-5
+    assert max(errors(actual, tuple(v.double() for v in true))) < 1e-5
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
@@ -188,14 +188,14 @@ def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(examples: 
     mask[1, examples // 2 :] = False
     true = graph.relations(features, mask, 0.1, 5, form)
     products = graph.relations(features.float(), mask, 0.1, 5, form)
-    found = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 5, form, differentiable=False))(
+    actual = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 5, form, differentiable=False))(
         features.float(), mask
     )
     by_products, by_kernels = (
-        float((r.weights - true.weights).norm() / true.weights.norm()) for r in (products, found)
+        float((r.weights - true.weights).norm() / true.weights.norm()) for r in (products, actual)
     )
     assert by_kernels < 2 * by_products + 1e-5
-    assert torch.allclose(found.change.double(), true.change, atol=1e-3)
+    assert torch.allclose(actual.change.double(), true.change, atol=1e-3)
 
 
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
@@ -219,8 +219,8 @@ def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> No
         batch = Batch(x, y, mask, torch.tensor(0, device="cuda"), full=how != "kernels")
 
         def loss(params: tree.Tensors, task: Any = task, start: Any = start, batch: Batch = batch) -> Tensor:
-            found: Tensor = method.objective(task, None, Model(params, start.stats), batch)[0]  # type: ignore[arg-type]
-            return found
+            actual: Tensor = method.objective(task, None, Model(params, start.stats), batch)[0]  # type: ignore[arg-type]
+            return actual
 
         if how == "kernels":
             with stacked_mode():
@@ -231,7 +231,7 @@ def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> No
         lost[how] = {name: value.double() for name, value in gradients.items()}
     true = lost.pop("true")
     library, kernels = (
-        sorted(float((found[n] - true[n]).norm() / true[n].norm()) for n in true) for found in lost.values()
+        sorted(float((actual[n] - true[n]).norm() / true[n].norm()) for n in true) for actual in lost.values()
     )
     print(f"{model}: lost in float32, library {library[len(library) // 2]:.1e}, worst {library[-1]:.1e}; "
           f"kernels {kernels[len(kernels) // 2]:.1e}, worst {kernels[-1]:.1e}")  # fmt: skip
@@ -243,12 +243,12 @@ def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> No
 def test_every_method_is_captured_and_ends_where_the_sequential_engine_ends(name: str) -> None:
     """Within the rounding of float32; a warning (that it could not be stacked) is an error."""
     entry = METHODS[name]
-    one, many = (
+    one, other = (
         trained(entry.kind(**entry.preset), engine, images(1, 28), participation=0.8, weight_decay=1e-3)
         for engine in ("sequential", "stacked")
     )
-    assert gaps(one, many)[-1] < 2e-3
-    for a, b in zip(one.history, many.history, strict=True):  # answers, captured in round 1, are of each round
+    assert gaps(one, other)[-1] < 2e-3
+    for a, b in zip(one.history, other.history, strict=True):  # predictions, captured in round 1, are of each round
         assert a.keys() == b.keys()
         for key in (key for key in a if key.endswith("/loss")):
             assert b[key] == pytest.approx(a[key], rel=5e-3, abs=1e-3), key
@@ -260,11 +260,11 @@ def test_every_network(model: str, norm: str) -> None:
     if model in ("convnet", "mlp") and norm != "shared":
         pytest.skip("it has no normalisation")
     settings: dict[str, Any] = {"model": model, "norm": norm, "lr": 0.01, "rounds": 1, "epochs": 1, "batch": 64}
-    one, many = (trained("fedavg", engine, **settings) for engine in ("sequential", "stacked"))
-    found = gaps(one, many)
+    one, other = (trained("fedavg", engine, **settings) for engine in ("sequential", "stacked"))
+    actual = gaps(one, other)
     # The gradients of BatchNorm's biases are sums that nearly cancel, and rounding is what is left of some of them.
-    assert found[len(found) // 2] < 1e-3
-    assert found[-1] < 0.2
+    assert actual[len(actual) // 2] < 1e-3
+    assert actual[-1] < 0.2
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
@@ -277,13 +277,13 @@ def test_a_run_repeats_itself_bit_for_bit(name: str, precision: str) -> None:
 def test_a_resumed_run_equals_one_never_stopped(tmp_path: Any) -> None:
     dataset = images(1, 28)
     settings = {"device": "cuda", "clients": 5, "rounds": 4, "epochs": 1, "batch": 16, "participation": 0.6}
-    whole = fedrane.run(fedrane.Experiment(method="scaffold", **settings), dataset=dataset)
+    reference = fedrane.run(fedrane.Experiment(method="scaffold", **settings), dataset=dataset)
     rounds = iter([False, True])
     fedrane.run(
         fedrane.Experiment(method="scaffold", **settings), tmp_path / "run", dataset=dataset, stop=lambda: next(rounds)
     )
     resumed = fedrane.resume(tmp_path / "run", dataset=dataset)
-    same_bytes(conformance.states(whole), conformance.states(resumed))
+    same_bytes(conformance.states(reference), conformance.states(resumed))
 
 
 def test_bf16_learns_as_float32_does() -> None:
@@ -299,7 +299,7 @@ class Draws(fedrane.Algorithm):
         return loss * (1 if float(loss.detach()) > 0 else 2), outcome
 
 
-def test_a_method_that_cannot_be_captured_runs_eagerly_and_says_why() -> None:
+def test_a_method_that_cannot_be_captured_runs_eagerly_and_reports_why() -> None:
     with pytest.warns(UserWarning, match=r"one client at a time.*: its hook step"):
         result = trained(Draws(), "auto")
     assert np.isfinite(result.history[-1]["global/loss"])
@@ -307,15 +307,15 @@ def test_a_method_that_cannot_be_captured_runs_eagerly_and_says_why() -> None:
 
 def test_the_size_of_a_stack_is_reported() -> None:
     class Ear(fedrane.Callback):
-        heard: list[str] = []  # noqa: RUF012 - one run
+        messages: list[str] = []  # noqa: RUF012 - one run
 
         def message(self, text: str) -> None:
-            self.heard.append(text)
+            self.messages.append(text)
 
     fedrane.run(
         fedrane.Experiment(method="fedavg", clients=5, rounds=1, device="cuda"), dataset=images(), callbacks=[Ear()]
     )
-    assert any("clients side by side" in text for text in Ear.heard)
+    assert any("clients side by side" in text for text in Ear.messages)
 
 
 def test_the_kernels_are_in_use() -> None:
@@ -325,19 +325,19 @@ def test_the_kernels_are_in_use() -> None:
 def test_augmented_inputs_are_those_of_a_cpu() -> None:
     how, examples = Augmentation(crop=4, flip=True, mixup=0.5), torch.arange(60).reshape(3, 20) % 7
     mask, keys = torch.arange(60).reshape(3, 20) % 20 < 13, torch.tensor([5, 6, 2**61])
-    x, found = torch.from_numpy(images(examples=7).x), []
+    x, actual = torch.from_numpy(images(examples=7).x), []
     for device in ("cpu", "cuda"):
         augmenter = Augmenter.of(how, torch.device(device), torch.float32)
         moved = augmenter.move(x.to(device), examples.to(device), keys.to(device))
         mixed = augmenter.mix(moved.float(), examples.to(device), mask.to(device), keys.to(device))
-        found.append([part.cpu() for part in (moved, mixed[0], *mixed[1])])
-    for host, gpu in zip(*found, strict=True):
+        actual.append([part.cpu() for part in (moved, mixed[0], *mixed[1])])
+    for host, gpu in zip(*actual, strict=True):
         torch.testing.assert_close(host, gpu, rtol=1e-6, atol=1e-6 * float(host.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "spherefed", "fedrane"])
 def test_augmentation_is_captured(name: str) -> None:
     how = Augmentation(crop=4, flip=True, mixup=1.0)
-    one, many, again = (trained(name, e, images(1, 28), augment=how) for e in ("sequential", "stacked", "stacked"))
-    assert gaps(one, many)[-1] < 2e-3
-    same_bytes(conformance.states(many), conformance.states(again))
+    one, other, again = (trained(name, e, images(1, 28), augment=how) for e in ("sequential", "stacked", "stacked"))
+    assert gaps(one, other)[-1] < 2e-3
+    same_bytes(conformance.states(other), conformance.states(again))

@@ -26,7 +26,7 @@ ENGINES = ("stacked", "threaded", "processes")
 
 
 class Twice(Algorithm):
-    """What a step makes stands in two places of its result, and the second is what is sent."""
+    """What a step makes is twice in its result, and the second is what is sent."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         work = super().begin(task, ctx)
@@ -61,42 +61,45 @@ class Penalty(Algorithm):
         def inner(params: Any) -> Any:
             return Algorithm.objective(self, task, ctx, Model(params, model.stats), batch)
 
-        slopes, (loss, outcome) = grad_and_value(inner, has_aux=True)(dict(model.params))
+        gradients, (loss, outcome) = grad_and_value(inner, has_aux=True)(dict(model.params))
         stats = {name: value.detach() for name, value in outcome.stats.items()}
-        return loss + 0.1 * tree.dot(slopes, slopes), Outcome(stats, {"loss": loss})
+        return loss + 0.1 * tree.dot(gradients, gradients), Outcome(stats, {"loss": loss})
 
 
-class OwnGradient(Algorithm):
-    """A step as it is usually written, by autograd, shorter where a slope is long."""
+class CustomGradient(Algorithm):
+    """A step as it is usually written, by autograd, shorter where a gradient is large."""
 
     def step(self, task: Any, ctx: Any, work: Any, batch: Any) -> Any:
         params = {name: value.detach().requires_grad_() for name, value in work.model.params.items()}
         loss, outcome = self.objective(task, ctx, Model(params, work.model.stats), batch)
-        slopes = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
-        lr = ctx.client.lr / (1 + self.lengths(slopes).max())
-        new = {name: (value - lr * slope).detach() for (name, value), slope in zip(params.items(), slopes, strict=True)}
+        gradients = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        lr = ctx.client.lr / (1 + self.lengths(gradients).max())
+        new = {
+            name: (value - lr * gradient).detach()
+            for (name, value), gradient in zip(params.items(), gradients, strict=True)
+        }
         stats = {name: value.detach() for name, value in outcome.stats.items()}
         sums = {name: work.sums[name] + len(batch.y) * outcome.metrics[name].detach() for name in self.records}
         return work._replace(model=Model(new, stats), sums=sums)
 
-    def lengths(self, slopes: Any) -> Tensor:
-        return torch.stack([slope.norm() for slope in slopes])
+    def lengths(self, gradients: Any) -> Tensor:
+        return torch.stack([gradient.norm() for gradient in gradients])
 
 
-class ListsNumbers(OwnGradient):
+class ListsNumbers(CustomGradient):
     """The lengths are put into a list, from which Python reads them."""
 
-    def lengths(self, slopes: Any) -> Tensor:
-        return torch.tensor([slope.norm() for slope in slopes])
+    def lengths(self, gradients: Any) -> Tensor:
+        return torch.tensor([gradient.norm() for gradient in gradients])
 
 
 class Counts(Algorithm):
-    """Of each client, what its steps count, told as a metric."""
+    """Logs what each client's steps count as a metric."""
 
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
-        told = {name: torch.as_tensor(value).to(task.dtype) for name, value in work.extra.items()}
-        return done._replace(metrics={**done.metrics, **told})
+        extra = {name: torch.as_tensor(value).to(task.dtype) for name, value in work.extra.items()}
+        return done._replace(metrics={**done.metrics, **extra})
 
 
 class OtherOrder(Counts):
@@ -111,8 +114,8 @@ class OtherOrder(Counts):
         return super().step(task, ctx, work, batch)._replace(extra=now)
 
 
-class OtherKind(Counts):
-    """A count that begins whole and goes on in parts."""
+class OtherDtype(Counts):
+    """A count that starts as an integer and goes on in fractions."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         return super().begin(task, ctx)._replace(extra={"many": torch.zeros((), dtype=torch.int64)})
@@ -151,42 +154,42 @@ class NoSteps(Algorithm):
 
 
 FALLS_BACK = {
-    OwnGradient: "hook step",
+    CustomGradient: "hook step",
     ListsNumbers: "hook step",
-    OtherKind: "where begin gave",
+    OtherDtype: "where begin gave",
     CountsInPython: "hook begin",
     Grows: "different shapes",
 }
-"""Those that cannot be stacked, and what is said of them."""
+"""Those that cannot be stacked, and the reason in the warning."""
 
 
 @pytest.mark.parametrize("engine", slow_except(["stacked", "threaded"], ENGINES))
 @pytest.mark.parametrize(
-    "kind",
+    "method_class",
     [
         Twice,
         WritesToConstants,
         Penalty,
-        OwnGradient,
+        CustomGradient,
         ListsNumbers,
         OtherOrder,
-        OtherKind,
+        OtherDtype,
         CountsInPython,
         Grows,
         NoSteps,
     ],
 )
-def test_an_odd_method_ends_alike(kind: type[Algorithm], engine: str) -> None:
+def test_an_odd_method_ends_alike(method_class: type[Algorithm], engine: str) -> None:
     settings: dict[str, Any] = {"rounds": 3, "participation": 0.6}
-    one = conformance.trained(kind(), engine="sequential", **settings)
-    with warnings.catch_warnings(record=True) as said:
+    one = conformance.trained(method_class(), engine="sequential", **settings)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        many = conformance.trained(kind(), engine=engine, **settings)
-    told = [str(warning.message) for warning in said if "one client at a time" in str(warning.message)]
-    assert len(told) == (engine == "stacked" and kind in FALLS_BACK), told
-    assert all(FALLS_BACK[kind] in text for text in told)
-    close(conformance.states(one), conformance.states(many), 1e-12)
-    for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
+        other = conformance.trained(method_class(), engine=engine, **settings)
+    messages = [str(warning.message) for warning in caught if "one client at a time" in str(warning.message)]
+    assert len(messages) == (engine == "stacked" and method_class in FALLS_BACK), messages
+    assert all(FALLS_BACK[method_class] in text for text in messages)
+    close(conformance.states(one), conformance.states(other), 1e-12)
+    for a, b in zip(untimed(one.history), untimed(other.history), strict=True):
         for key in a:
             assert a[key] == pytest.approx(b[key], abs=1e-9), key
 
@@ -201,17 +204,17 @@ def test_a_client_of_one_row_ends_alike(engine: str, tmp_path: Any) -> None:
     settings: dict[str, Any] = {"clients": 4, "rounds": 4, "epochs": 2, "batch": 16, "model_head": "head"}
     settings |= {"precision": "float64", "device": "cpu", "norm": "local"}
     chosen = Experiment(**settings, partition=Partitioning(file=str(tmp_path / "p.npz"), test=0.2))
-    one, many = (
+    one, other = (
         fedrane.run(chosen.replace(engine=name), dataset=examples, model=conformance.network(True))
         for name in ("sequential", engine)
     )
-    close(conformance.states(one), conformance.states(many), 1e-12)
+    close(conformance.states(one), conformance.states(other), 1e-12)
 
 
 # ---- networks
 
 
-class Own(nn.Module):
+class UserNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
@@ -222,20 +225,20 @@ class Own(nn.Module):
         return scores
 
 
-class Drops(Own):
+class Drops(UserNetwork):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.dropout(x, 0.5, self.training))
 
 
-class Remembers(Own):
+class Remembers(UserNetwork):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.shift.mul_(0.9)
         return super().forward(x)
 
 
-class Doubles(Own):
-    """Without randomness, and otherwise when it trains than when it answers."""
+class Doubles(UserNetwork):
+    """Without randomness, and different in training and in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(2 * x if self.training else x)
@@ -247,10 +250,10 @@ def trained(network: type[nn.Module], **changes: Any) -> fedrane.Result:
 
 
 @pytest.mark.parametrize(
-    ("network", "told"), [(Drops, r"random numbers.*nn\.Dropout"), (Remembers, "buffer body.shift")]
+    ("network", "message"), [(Drops, r"random numbers.*nn\.Dropout"), (Remembers, "buffer body.shift")]
 )
-def test_a_network_that_is_no_function_is_refused(network: type[nn.Module], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_network_that_is_no_function_is_refused(network: type[nn.Module], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         trained(network)
 
 
@@ -269,19 +272,24 @@ def test_a_network_knows_whether_it_trains(engine: str) -> None:
 
 
 def test_a_network_s_constants_are_as_short_as_its_numbers() -> None:
-    assert np.isfinite(trained(Own, precision="bf16").history[-1]["train/loss"])
+    assert np.isfinite(trained(UserNetwork, precision="bf16").history[-1]["train/loss"])
 
 
 # ---- what is written down
 
 
-class TellsMuch(Algorithm):
+class ReportsMuch(Algorithm):
     def aggregate(self, task: Any, server: Any, ups: Any, cohort: Any) -> Any:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        return merged, {**record, "np": np.float32(1.5), "pair": (1, torch.tensor(2.0)), "named": {"a": torch.ones(2)}}
+        aggregated, record = super().aggregate(task, server, ups, cohort)
+        return aggregated, {
+            **record,
+            "np": np.float32(1.5),
+            "pair": (1, torch.tensor(2.0)),
+            "named": {"a": torch.ones(2)},
+        }
 
 
-class TellsOfSome(Algorithm):
+class ReportsForSome(Algorithm):
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
         return done._replace(metrics={**done.metrics, "odd": done.metrics["loss"]}) if ctx.client.index % 2 else done
@@ -291,24 +299,24 @@ class TellsOfSome(Algorithm):
 @pytest.mark.parametrize("engine", ["sequential", *ENGINES])
 def test_a_metric_is_reported_by_all_clients_or_by_none(engine: str) -> None:
     with pytest.raises(FedraneError, match=r"client 1 reports \['loss', 'odd'\], client 0 \['loss'\].* same names"):
-        conformance.trained(TellsOfSome(), engine=engine)
+        conformance.trained(ReportsForSome(), engine=engine)
 
 
 class KeepsAView(Algorithm):
     def finish(self, task: Any, ctx: Any, work: Any) -> Any:
         done = super().finish(task, ctx, work)
-        whole = torch.arange(6, dtype=task.dtype).reshape(2, 3)
-        return done._replace(client_state=State(done.client_state.model, {"whole": whole, "part": whole[0]}))
+        full = torch.arange(6, dtype=task.dtype).reshape(2, 3)
+        return done._replace(client_state=State(done.client_state.model, {"full": full, "part": full[0]}))
 
 
-@pytest.mark.parametrize("kind", [TellsMuch, KeepsAView])
-def test_what_a_method_tells_and_keeps_is_written(kind: type[Algorithm], tmp_path: Any) -> None:
-    chosen = conformance.experiment(kind(), engine="sequential", rounds=1)
+@pytest.mark.parametrize("method_class", [ReportsMuch, KeepsAView])
+def test_what_a_method_reports_and_keeps_is_written(method_class: type[Algorithm], tmp_path: Any) -> None:
+    chosen = conformance.experiment(method_class(), engine="sequential", rounds=1)
     ended = fedrane.run(chosen, tmp_path / "run", dataset=conformance.blobs(), model=conformance.network(True))
     assert (tmp_path / "run" / "checkpoints").is_dir()
-    if kind is TellsMuch:
-        told = ended.history[-1]
-        assert (told["np"], told["pair"], told["named"]) == (1.5, [1, 2.0], {"a": [1.0, 1.0]})
+    if method_class is ReportsMuch:
+        record = ended.history[-1]
+        assert (record["np"], record["pair"], record["named"]) == (1.5, [1, 2.0], {"a": [1.0, 1.0]})
 
 
 def test_nothing_to_clip() -> None:

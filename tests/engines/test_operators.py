@@ -227,14 +227,14 @@ class Unknown(fedrane.Algorithm):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_unknown_operator_is_done_plainly_and_reported_once(engine: str) -> None:
     assert "fedrane_tests::doubled" not in REPLAYABLE
-    one, many = (conformance.trained(Unknown(), engine=name) for name in ("sequential", engine))
-    close(conformance.states(one), conformance.states(many), 1e-12)
-    method, fed = many.algorithm, many.federation
+    one, other = (conformance.trained(Unknown(), engine=name) for name in ("sequential", engine))
+    close(conformance.states(one), conformance.states(other), 1e-12)
+    method, fed = other.algorithm, other.federation
     server, used = method.init(fed.task, fed.roster), make(engine, method, fed)
-    said = [used.train_round(server, {}, [0, 1], round, 0.1, 2).messages for round in (1, 2)]
-    [message] = said[0]
+    messages = [used.train_round(server, {}, [0, 1], round, 0.1, 2).messages for round in (1, 2)]
+    [message] = messages[0]
     assert "fedrane_tests::doubled is not known to repeat correctly" in message
-    assert not said[1]
+    assert not messages[1]
 
 
 def test_nothing_that_depends_on_chance_or_changes_its_shape_by_values_is_listed() -> None:

@@ -1,4 +1,4 @@
-"""What is done again from a recording is what would have been done anew."""
+"""A replay of a recording does what the work itself would do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrane.testing import conformance
 RECURRENT = nn.GRU(4, 4, batch_first=True)
 
 
-def own_gradient(x: Tensor) -> Tensor:
+def with_gradient(x: Tensor) -> Tensor:
     point = (x + 1).detach().requires_grad_()
     return torch.autograd.grad((point @ point).tanh().sum(), point)[0]
 
@@ -37,10 +37,10 @@ def running_mean(x: Tensor) -> Tensor:
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.T.reshape(-1)[1:].view(-1, 1).sum(0).expand(4, 4),
     "in place": lambda x: torch.zeros_like(x).add_(x).mul_(2),
-    "in place through a view": lambda x: (lambda whole: (whole[1:].add_(x[1:]), whole)[1])(torch.ones(4, 4)),
+    "in place through a view": lambda x: (lambda full: (full[1:].add_(x[1:]), full)[1])(torch.ones(4, 4)),
     "several results": lambda x: torch.linalg.qr(x + torch.eye(4) * 4)[1],
     "without a place to write to": lambda x: x.to(torch.float64).to(torch.float32),
-    "numbers as places": lambda x: x[(x[0] * 0).long()],
+    "numbers as positions": lambda x: x[(x[0] * 0).long()],
     "a choice by element": lambda x: torch.where(x > 0, x, -x),
     "a norm of what has gaps": lambda x: F.batch_norm(x.repeat(2, 2)[:, ::2], None, None, training=True)[:4],
     "a mask that is written through": lambda x: x.clone().masked_fill_(x > 0, 1.0),
@@ -51,7 +51,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
         torch.stft(x.reshape(1, 16), 4, 2, window=torch.ones(4), return_complex=True).abs()[0, :1, :4].expand(4, 4)
     ),
     "a quantile": lambda x: x * torch.quantile(x, 0.5),
-    "gradients of its own": own_gradient,
+    "gradients of its own": with_gradient,
     "running statistics of a constant": running_mean,
     "a constant of Python": lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]),
     "a list of one": lambda x: torch._foreach_mul([x], 2.0)[0],
@@ -78,12 +78,12 @@ ASKED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", VALUES | ASKED)
 def test_a_recording_gives_what_the_work_gives_for_any_numbers(name: str) -> None:
     what: Callable[[Tensor], Tensor] = (VALUES | ASKED)[name]
-    x, found = torch.zeros(4, 4), torch.zeros(4, 4)
-    recorded = Recording(lambda: found.copy_(what(x)), [found])
+    x, out = torch.zeros(4, 4), torch.zeros(4, 4)
+    recorded = Recording(lambda: out.copy_(what(x)), [out])
     for seed in range(3):
         x.copy_(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)))
         recorded.replay()
-        assert torch.equal(found, what(x))
+        assert torch.equal(out, what(x))
     assert bool(recorded.calls) == (name in VALUES)
 
 
@@ -115,28 +115,28 @@ def program(seed: int, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_memory_that_is_used_again_is_seen_by_nobody(seed: int) -> None:
-    x, found = torch.zeros(4, 4), torch.zeros(4, 4)
-    recorded = Recording(lambda: found.copy_(program(seed, x)), [found])
+    x, out = torch.zeros(4, 4), torch.zeros(4, 4)
+    recorded = Recording(lambda: out.copy_(program(seed, x)), [out])
     for number in range(3):
         x.copy_(torch.randn(4, 4, generator=torch.Generator().manual_seed(number)))
         recorded.replay()
-        assert torch.equal(found, program(seed, x))
+        assert torch.equal(out, program(seed, x))
     assert recorded.calls
 
 
 def test_a_long_chain_needs_little_memory() -> None:
-    x, found = torch.ones(64), torch.zeros(64)
+    x, out = torch.ones(64), torch.zeros(64)
 
     def chain() -> None:
         y = x
         for _ in range(50):
             y = (y * 1.01).cumsum(0) / 64
-        found.copy_(y)
+        out.copy_(y)
 
-    recorder = replay._Recorder({replay.storage(found)})
+    recorder = replay._Recorder({replay.storage(out)})
     with recorder:
         chain()
-    calls = replay._reuse_memory(replay._without_copies(recorder.calls), {replay.storage(found)})
+    calls = replay._reuse_memory(replay._without_copies(recorder.calls), {replay.storage(out)})
     assert len({replay.storage(value) for call in calls for value in call.outputs}) <= 2
 
 
@@ -156,27 +156,29 @@ UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
-    """Straight away where nobody can tell, by a copy of so many buffers elsewhere."""
+    """Directly where that makes no difference, else by a copy of the buffers."""
     copies, new = UPDATES[name]
-    kept, anew = ([torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2))
+    kept, recomputed = (
+        [torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1)] for _ in range(2)
+    )
     recorded = Recording(lambda: torch._foreach_copy_(kept, new(*kept)), kept)
     for _ in range(3):
         recorded.replay()
-        anew = [value.clone() for value in new(*anew)]
-        assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
+        recomputed = [value.clone() for value in new(*recomputed)]
+        assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
     left: list[Any] = [call for call in recorded.calls or [] if "_foreach_copy_" in str(getattr(call, "func", ""))]
     assert sum(len(call.args[0]) for call in left) == copies
 
 
-def test_what_would_keep_too_much_is_done_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_keep_too_much_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
     monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
-    anew = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
-    close(conformance.states(kept), conformance.states(anew), 1e-12)
+    recomputed = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    close(conformance.states(kept), conformance.states(recomputed), 1e-12)
 
 
 class AsksOfWhatIsShared(fedrane.Algorithm):
-    """Reads a number off the server's model, which is the same for all clients, so a stack can answer."""
+    """Reads a number off the server's model, which is the same for all clients, so a stack has it as well."""
 
     def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
         loss, outcome = super().objective(task, ctx, model, batch)
@@ -185,5 +187,5 @@ class AsksOfWhatIsShared(fedrane.Algorithm):
 
 
 def test_a_number_asked_for_is_that_of_its_round() -> None:
-    one, many = (conformance.trained(AsksOfWhatIsShared(), engine=engine) for engine in ("sequential", "stacked"))
-    close(conformance.states(one), conformance.states(many), 1e-12)
+    one, other = (conformance.trained(AsksOfWhatIsShared(), engine=engine) for engine in ("sequential", "stacked"))
+    close(conformance.states(one), conformance.states(other), 1e-12)

@@ -24,17 +24,17 @@ from problems import EVERY_METHOD, federation, slow_except, table
 
 
 def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, Result]:
-    one, many = (
+    one, other = (
         conformance.trained(method, normalised, engine=engine, **changes) for engine in ("sequential", "stacked")
     )
-    return one, many
+    return one, other
 
 
 @pytest.mark.parametrize("norm", slow_except(["shared"], ["shared", "batch", "local"]))
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str) -> None:
     entry = METHODS[name]
-    one, many = both(
+    one, other = both(
         entry.kind(**entry.preset),
         norm=norm,
         rounds=3,
@@ -43,8 +43,8 @@ def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str
         momentum=0.5,
         weight_decay=0.01,
     )
-    close(conformance.states(one), conformance.states(many), 1e-12)
-    for a, b in zip(untimed(one.history), untimed(many.history), strict=True):
+    close(conformance.states(one), conformance.states(other), 1e-12)
+    for a, b in zip(untimed(one.history), untimed(other.history), strict=True):
         for key in a.keys() - {"gne/iterations"}:
             assert a[key] == pytest.approx(b[key], abs=1e-9), key
 
@@ -84,18 +84,18 @@ def test_networks_of_convolutions(norm: str, side: int) -> None:
 
 
 class Asks(fedrane.Algorithm):
-    """Asks the host in a hook, which nothing stacked can answer."""
+    """Reads a value in a hook, which a stacked tensor does not have."""
 
     def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
         loss, outcome = super().objective(task, ctx, model, batch)
         return loss * (1 if float(loss.detach()) > 0 else 2), outcome
 
 
-def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_says_why() -> None:
+def test_a_method_that_cannot_be_stacked_runs_one_by_one_and_reports_why() -> None:
     with pytest.warns(UserWarning, match=r"Asks runs one client at a time.*: its hook step cannot be stacked"):
-        many = conformance.trained(Asks(), engine="stacked")
+        other = conformance.trained(Asks(), engine="stacked")
     one = conformance.trained(Asks(), engine="sequential")
-    same_bytes(conformance.states(one), conformance.states(many))
+    same_bytes(conformance.states(one), conformance.states(other))
 
 
 def test_a_mistake_in_a_hook_is_not_hidden() -> None:
@@ -108,10 +108,10 @@ def test_a_mistake_in_a_hook_is_not_hidden() -> None:
 
 
 def test_many_chunks_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    full = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
     monkeypatch.setitem(stacked.MAX_STACKED_CLIENTS, "cpu", 3)
     chunks = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
-    close(conformance.states(whole), conformance.states(chunks), 1e-12)
+    close(conformance.states(full), conformance.states(chunks), 1e-12)
 
 
 def test_streams_end_where_one_ends_and_record_in_the_first_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,28 +132,28 @@ def test_streams_end_where_one_ends_and_record_in_the_first_round_alone(monkeypa
     settings: dict[str, Any] = {"clients": 23, "rounds": 2, "epochs": 1, "batch": 16, "device": "cpu"}
     settings |= {"precision": "float64", "partition": {"alpha": 0.3}, "engine": "stacked"}
     experiment = Experiment(method="scaffold", **settings)
-    whole = fedrane.run(experiment)
+    full = fedrane.run(experiment)
     monkeypatch.setattr(static_step, "Recording", Counted)
     monkeypatch.setitem(stacked.MAX_STREAMS, "cpu", 3)
     monkeypatch.setitem(stacked.MAX_STACKED_CLIENTS, "cpu", 7)
     streams = fedrane.run(experiment, callbacks=[Rounds()])
-    close(conformance.states(whole), conformance.states(streams), 1e-12)
+    close(conformance.states(full), conformance.states(streams), 1e-12)
     first, *rest = Rounds.recordings
     assert first > 3
     assert rest == [first]
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("max_streams", [1, 2, 3])
 @pytest.mark.parametrize("steps", [[10] * 8, [100, 10, 10, 10], [7], [50, 50, 1, 1], [9, 8, 7, 3, 2, 1, 0]])
-def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(steps: list[int], most: int) -> None:
+def test_the_longest_clients_go_beside_the_others_where_all_then_end_sooner(steps: list[int], max_streams: int) -> None:
     def end(cuts: tuple[int, ...]) -> float:
         parts = [steps[a:b] for a, b in pairwise((0, *cuts, len(steps)))]
         return max(stacked.STEP_OVERHEAD * part[0] + sum(part) for part in parts)
 
-    found = stacked.split_over_streams(steps, most)
-    assert [k for piece in found for k in range(len(steps))[piece]] == list(range(len(steps)))
-    every = (cuts for n in range(most) for cuts in combinations(range(1, len(steps)), n))
-    assert end(tuple(piece.start for piece in found[1:])) == min(map(end, every))
+    pieces = stacked.split_over_streams(steps, max_streams)
+    assert [k for piece in pieces for k in range(len(steps))[piece]] == list(range(len(steps)))
+    every = (cuts for n in range(max_streams) for cuts in combinations(range(1, len(steps)), n))
+    assert end(tuple(piece.start for piece in pieces[1:])) == min(map(end, every))
 
 
 def test_one_long_client_has_its_own_stack() -> None:
@@ -161,7 +161,7 @@ def test_one_long_client_has_its_own_stack() -> None:
 
 
 class HandsOn(fedrane.Algorithm):
-    """Keeps the parameters of the two steps before, which are thus handed from one place to another, one turned."""
+    """Keeps the parameters of the two steps before, which are thus handed from one entry to another, one turned."""
 
     def begin(self, task: Any, ctx: Any) -> Any:
         work = super().begin(task, ctx)
@@ -180,12 +180,12 @@ class HandsOn(fedrane.Algorithm):
 
 
 def test_a_value_handed_on_is_the_old_one() -> None:
-    one, many = both(HandsOn())
-    close(conformance.states(one), conformance.states(many), 1e-12)
+    one, other = both(HandsOn())
+    close(conformance.states(one), conformance.states(other), 1e-12)
 
 
 def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run begins with another cohort, and must give the same answers to the last bit."""
+    """A resumed run begins with another cohort, and must give the same predictions to the last bit."""
     asked, predict = list[int](), stacked.Stacked._predict
 
     def spy(self: Any, models: list[Any], *about: Any) -> Any:
@@ -197,8 +197,8 @@ def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: p
     assert set(asked) == {result.population}
 
 
-def test_a_last_batch_of_one_row_leaves_the_running_statistics_alone() -> None:
-    """33 rows in batches of 32: in every engine those of the rows, nearly; of a single row, the first ones."""
+def test_a_last_batch_of_one_example_leaves_the_running_statistics_alone() -> None:
+    """33 examples in batches of 32: nearly the same in every engine; a single example leaves the first ones."""
     data, sizes = table(90), (33, 20, 1)
     ends = np.cumsum(sizes)
     clients = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]

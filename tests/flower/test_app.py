@@ -33,8 +33,8 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
-from harness import OWN, metrics
-from problems import FEW, slow_except
+from harness import USER_METHOD, metrics
+from problems import ALWAYS_TESTED, slow_except
 
 CLIENTS = 4
 
@@ -65,8 +65,8 @@ class Federation:
         return LoopGrid(client(self.folder / "app" / "app_app"), range(nodes), configs=configs, **tampering)
 
     def config(self, k: int) -> dict[str, Any]:
-        own = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
-        return {"partition-id": k, "class-counts": True, **own}
+        paths = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
+        return {"partition-id": k, "class-counts": True, **paths}
 
     def personal(self, k: int) -> dict[str, Any]:
         return models(self.folder / "clients" / str(k))
@@ -77,23 +77,23 @@ class Federation:
 
 
 def same_as_local(federation: Federation, out: Path) -> None:
-    """The server's state, every measure, and each client's models at its own place."""
+    """The server's state, every measure, and the models that each client keeps."""
     local, remote = federation.local, fedrane.load(out)
     same_bytes(remote.server, local.server)
     for a, b in zip(metrics(out), as_over_flower(local), strict=True):
         for key in b:
-            if key.endswith("/loss"):  # summed client by client, not over all rows at once
+            if key.endswith("/loss"):  # summed client by client, not over all examples at once
                 assert a[key] == pytest.approx(b[key], rel=1e-12)
             else:
                 assert a[key] == b[key], key
     for k in local.client_states:  # one that was never sampled has trained for itself at the end
         held = federation.personal(k)
-        for kind in local.algorithm.models_on(local.task):
-            expected = local.model if kind == "global" else local.personal(k)
-            same_bytes(dict(held[kind].state_dict()), dict(expected.state_dict()))
+        for which in local.algorithm.models_on(local.task):
+            expected = local.model if which == "global" else local.personal(k)
+            same_bytes(dict(held[which].state_dict()), dict(expected.state_dict()))
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, METHODS))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, METHODS))
 def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, validation=0.2, rounds=2, batch=999)
     same_as_local(federation, federation.serve())
@@ -104,14 +104,14 @@ def test_a_clients_models_have_all_digits_of_a_float64_run(tmp_path: Path) -> No
     same_as_local(federation, federation.serve())
 
 
-def test_rows_and_labels_stay_with_their_client(tmp_path: Path) -> None:
+def test_examples_and_labels_stay_with_their_client(tmp_path: Path) -> None:
     """What the server is sent is what the method shares, and counts."""
     federation = Federation(tmp_path, method="fedper", rounds=2)
     federation.serve()
     assert federation.grid is not None
     replies = [m for m in federation.grid.seen if m.metadata.reply_to_message_id]
-    kinds = {name for reply in replies for name in reply.content}
-    assert kinds == {"identity", "up", "metrics", "reply", "personal.test"}
+    records = {name for reply in replies for name in reply.content}
+    assert records == {"identity", "up", "metrics", "reply", "personal.test"}
     paths = {path for reply in replies for r in reply.content.array_records.values() for path in r}
     assert paths == {path for path in paths if path.startswith("model/params/body.")}
 
@@ -169,7 +169,7 @@ def dying(round: int) -> Callable[[Message], Message]:
     return down
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, ["fedper", "scaffold", "ditto"]))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, ["fedper", "scaffold", "ditto"]))
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every: int, tmp_path: Path) -> None:
     """Clients' states intact: those that had run ahead of the checkpoint go back with it."""
@@ -181,7 +181,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(method: str, every:
     assert json.loads((tmp_path / "run" / "metadata.json").read_text())["server_start"] == 4
 
 
-def test_a_server_says_that_it_goes_back_to_an_older_checkpoint(
+def test_a_server_reports_that_it_goes_back_to_an_older_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, rounds=4, participation=1.0)
@@ -201,8 +201,8 @@ def test_a_local_runs_folder_is_not_a_federations(tmp_path: Path) -> None:
         federation.serve()
 
 
-def test_tuning_after_an_early_stop_has_the_rate_of_the_last_round_run(tmp_path: Path) -> None:
-    """As in a local run; also by a server that is killed between the rounds and the finale."""
+def test_tuning_after_an_early_stop_has_the_lr_of_the_last_round_run(tmp_path: Path) -> None:
+    """As in a local run; also by a server that is killed between the rounds and the post-training stage."""
     schedule: dict[str, Any] = {"schedule.kind": "exponential", "schedule.factor": 0.5}
     settings = {"rounds": 9, "lr": 1e-3, "validation": 0.2, "patience": 1, "participation": 1.0} | schedule
     federation = Federation(tmp_path, method="fedbabu", **settings)
@@ -222,12 +222,12 @@ def test_another_experiment_does_not_go_on_in_its_folder(tmp_path: Path) -> None
         federation.serve()
 
 
-def test_too_few_answers_stop_a_federation_and_lose_nothing(tmp_path: Path) -> None:
+def test_too_few_replies_stop_a_federation_and_lose_nothing(tmp_path: Path) -> None:
     federation = Federation(tmp_path, method="scaffold", participation=1.0)
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("reply")
-        return None if said and said["round"] == 3 and said["client"] > 0 else reply
+        fields = reply.content.config_records.get("reply")
+        return None if fields and fields["round"] == 3 and fields["client"] > 0 else reply
 
     with pytest.raises(TooFewRepliesError):
         federation.serve(up=up, min_replies=2)
@@ -244,7 +244,7 @@ def test_all_clients_are_waited_for(tmp_path: Path) -> None:
 
 
 def late_client(federation: Federation, folder: Path) -> dict[str, Any]:
-    """A client that is not of the roster, with rows of its own."""
+    """A client that is not of the roster, with examples of its own."""
     examples = data.load("digits")
     np.savez(folder / "late.npz", x=examples.x_test[:100], y=examples.y_test[:100])
     return {"partition-id": 9, "data": str(folder / "late.npz"), "folder": str(folder / "clients" / "9")}
@@ -270,7 +270,7 @@ def with_late_client(federation: Federation, folder: Path) -> tuple[Path, list[i
     return federation.serve(down=down), rounds
 
 
-@pytest.mark.parametrize("method", slow_except(FEW, [name for name in METHODS if name not in BY_NUMBER]))
+@pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, [name for name in METHODS if name not in BY_NUMBER]))
 def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=256)
     out, rounds = with_late_client(federation, tmp_path)
@@ -279,9 +279,9 @@ def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(meth
     held = federation.personal(9)
     x, y = read_labelled(tmp_path / "late.npz", federation.app.inputs.classes)
     with torch.no_grad():
-        loss = {kind: F.cross_entropy(m(torch.from_numpy(x)), torch.from_numpy(y)) for kind, m in held.items()}
+        loss = {which: F.cross_entropy(m(torch.from_numpy(x)), torch.from_numpy(y)) for which, m in held.items()}
     if method == "spherefed":  # its last stage trains nothing: what came is kept, under the head that was fixed
-        shared = (dict(held[kind].state_dict()) for kind in ("global", "personal"))
+        shared = (dict(held[which].state_dict()) for which in ("global", "personal"))
         same_bytes(*({name: value for name, value in state.items() if "body" in name} for state in shared))
     else:
         assert loss["personal"] < loss.get("global", math.log(10))
@@ -290,7 +290,7 @@ def test_one_that_joins_after_the_start_gets_the_model_and_makes_it_its_own(meth
 
 
 @pytest.mark.parametrize("method", BY_NUMBER)
-def test_one_that_joins_where_there_is_no_model_for_it_is_told_so(
+def test_one_that_joins_where_there_is_no_model_for_it_is_reported(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, method=method, participation=1.0, rounds=3, batch=999)
@@ -330,9 +330,9 @@ def test_predictions_at_the_client(tmp_path: Path) -> None:
 def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's own account has run the app; another one must say that it trusts what was left there."""
+    """The client's own account has run the app; another one must trust what was left there."""
     file = tmp_path / "mine.py"
-    file.write_text(OWN.read_text())
+    file.write_text(USER_METHOD.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
     federation.serve()
     folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
@@ -341,7 +341,7 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
-    file.write_text(OWN.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
+    file.write_text(USER_METHOD.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
     monkeypatch.setattr(user_code, "_named", set())
     refused = CliRunner().invoke(command, ask)
     assert isinstance(refused.exception, ConfigError)
@@ -357,24 +357,24 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
 # ---- what a client reads
 
 
-def test_labels_are_names_of_classes_or_their_places(tmp_path: Path) -> None:
+def test_labels_are_names_of_classes_or_their_positions(tmp_path: Path) -> None:
     x = np.zeros((3, 2), np.float32)
     for y in (np.array(["c", "a", "c"]), np.array([2, 0, 2])):
-        np.savez(tmp_path / "rows.npz", x=x, y=y)
-        assert read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))[1].tolist() == [2, 0, 2]
-    np.savez(tmp_path / "rows.npz", x=x, y=np.array([2, 0, 3]))
+        np.savez(tmp_path / "examples.npz", x=x, y=y)
+        assert read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))[1].tolist() == [2, 0, 2]
+    np.savez(tmp_path / "examples.npz", x=x, y=np.array([2, 0, 3]))
     with pytest.raises(DataError, match="label '3'"):
-        read_labelled(tmp_path / "rows.npz", ("a", "b", "c"))
+        read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))
 
 
-def test_rows_of_another_shape_are_not_taken_in(tmp_path: Path) -> None:
+def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1, participation=1.0)
     np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
     out = federation.serve()
     assert "shape" in metrics(out)[0]["refused"]["2"]
 
 
-def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
+def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
     """Fractions become bytes; bytes as floats are refused, and not taken for either."""
     app, digits = Federation(tmp_path).app, data.load("digits")
     pool = app.pool(digits.x / 255, digits.y, app.task())
@@ -383,28 +383,28 @@ def test_rows_of_an_own_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
         app.pool(digits.x.astype(np.float32), digits.y, app.task())
 
 
-def test_a_node_without_data_says_so(tmp_path: Path) -> None:
+def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
-    heard: list[str] = []
-    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
+    messages: list[str] = []
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert not pool.nodes
-    assert "has no data" in heard[0]
+    assert "has no data" in messages[0]
 
 
 def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> None:
     """A node without a registered key has another name after each start; the old one fades only slowly."""
     federation = Federation(tmp_path, rounds=1)
-    grid, heard = federation.connect(1), list[str]()
-    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=heard.append)
+    grid, messages = federation.connect(1), list[str]()
+    pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert pool.nodes == {0: 1000}
     grid.join(client=0, node=5)
     pool.discover()
     assert pool.nodes == {0: 1000}
-    assert "which node 1000 is" in heard[0]
+    assert "which node 1000 is" in messages[0]
     del grid.online[1000]
     pool.discover()
     assert pool.nodes == {0: 5}
@@ -437,21 +437,21 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     assert AppConfig.read(tmp_path / "other" / "app_other").experiment.engine == "auto"
 
 
-def test_the_app_says_what_it_can_be_told(tmp_path: Path) -> None:
+def test_the_app_lists_its_settings(tmp_path: Path) -> None:
     import tomllib
 
     federation = Federation(tmp_path, rounds=1)
-    said = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    settings = ServerSettings.read(said)
+    fields = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings = ServerSettings.read(fields)
     assert settings._replace(out="") == ServerSettings(out="")
-    assert {key.replace("-", "_") for key in said} == set(ServerSettings._fields)
+    assert {key.replace("-", "_") for key in fields} == set(ServerSettings._fields)
     with pytest.raises(ConfigError, match="minimal"):
         ServerSettings.read({"minimal": 3})
     assert isinstance(federation.app.experiment, Experiment)
 
 
 def test_a_report_on_a_federation(tmp_path: Path) -> None:
-    """All that its server knows: curves, clients by their numbers, rows of each; not which classes they are of."""
+    """All that its server knows: curves, clients by their numbers and their numbers of examples; not the classes."""
     federation = Federation(tmp_path, method="fedper", rounds=2, participation=1.0)
     out = federation.serve()
     lines, _ = gather([out])
@@ -467,19 +467,19 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
     records[-1] |= {"unevaluated": [1], "personal/clients": [0.5, 0.6, 0.7]}
     (out / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (shown,) = measures.clients(gather([out])[0], "personal")
-    assert shown.clients.tolist() == [0, 2, 3], "a client that did not answer does not shift the others"
+    assert shown.clients.tolist() == [0, 2, 3], "a client that did not reply does not shift the others"
     report.write([out], tmp_path / "page.html", samples=0)
 
 
 def test_a_federation_records_its_sessions_and_notices_an_edited_method(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(OWN.read_text())
+    file.write_text(USER_METHOD.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1)
     out = federation.serve()
     (session,) = json.loads((out / "sessions.json").read_text())
     assert (session["engine"], session["outcome"], session["rounds"]["after"]) == ("flower-remote", "finished", 1)
-    assert [path.read_text() for path in (out / "code").iterdir()] == [OWN.read_text()]
+    assert [path.read_text() for path in (out / "code").iterdir()] == [USER_METHOD.read_text()]
     federation.serve()
-    file.write_text(OWN.read_text() + "\n# edited\n")
+    file.write_text(USER_METHOD.read_text() + "\n# edited\n")
     with pytest.raises(CheckpointError, match=r"mine\.py changed since the run"):
         federation.serve()

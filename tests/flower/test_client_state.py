@@ -1,4 +1,4 @@
-"""A client's states: whatever is lost or repeated, the one that the server has aggregated is found."""
+"""A client's states: the one that the server has aggregated is used, even if messages are lost or repeated."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def store(folder: Path, state: RecordDict | None = None) -> ClientStateStore:
     return ClientStateStore(folder, RecordDict() if state is None else state, KEY)
 
 
-def test_a_copy_comes_back_to_the_last_bit_from_either_place(tmp_path: Path) -> None:
+def test_a_copy_comes_back_to_the_last_bit_from_either_store(tmp_path: Path) -> None:
     context = RecordDict()
     store(tmp_path, context).put(3, saved(1.5))
-    for place in (store(tmp_path), store(tmp_path / "elsewhere", context)):
-        found = place.committed(3, 3)
-        assert found is not None
-        same_bytes(found.client_state, saved(1.5).client_state)
-        same_bytes(found.constant, saved(1.5).constant)
-        assert list(found.client_state.model.params) == ["b", "a"]
+    for each in (store(tmp_path), store(tmp_path / "elsewhere", context)):
+        state = each.committed(3, 3)
+        assert state is not None
+        same_bytes(state.client_state, saved(1.5).client_state)
+        same_bytes(state.constant, saved(1.5).constant)
+        assert list(state.client_state.model.params) == ["b", "a"]
 
 
 def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> N
     here.put(1, saved(1))
     here.committed(1, 1)
     here.put(2, saved(2))  # pending: the server never confirms that it has aggregated it
-    found = here.committed(1, 1)
-    assert found is not None
-    same_bytes(found.client_state, saved(1).client_state)
+    state = here.committed(1, 1)
+    assert state is not None
+    same_bytes(state.client_state, saved(1).client_state)
     with pytest.raises(MessageError, match="round 2 is lost"):
         here.committed(2, 2)
 
@@ -57,9 +57,9 @@ def test_a_server_that_goes_back_finds_the_older_state(tmp_path: Path) -> None:
         here.committed(round - 1 if round > 1 else NEVER, round - 1 - 3)
         here.put(round, saved(round))
     for back in (8, 7, 6, 5):
-        found = here.committed(back, 5)
-        assert found is not None
-        same_bytes(found.client_state, saved(back).client_state)
+        state = here.committed(back, 5)
+        assert state is not None
+        same_bytes(state.client_state, saved(back).client_state)
     assert [path.name for path in (tmp_path / KEY).glob("round-*")] == ["round-000005.safetensors"]
 
 
@@ -70,7 +70,7 @@ def test_a_client_that_was_never_aggregated_starts_fresh(tmp_path: Path) -> None
     assert not list((tmp_path / KEY).glob("round-*"))
 
 
-def test_a_damaged_copy_is_said_to_be_lost(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path) -> None:
     here = store(tmp_path)
     here.put(2, saved(2))
     path = next((tmp_path / KEY).glob("round-*"))

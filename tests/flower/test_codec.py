@@ -46,7 +46,7 @@ def test_strided_tensors_are_sent_as_they_read() -> None:
     same_bytes(decode(Encoder().record(tensors), schema(tensors)), tree.map(torch.Tensor.contiguous, tensors))
 
 
-def test_short_numbers_are_half_the_bytes_and_nearest() -> None:
+def test_bf16_is_half_the_bytes_and_nearest() -> None:
     tensors = {"w": some(torch.float32, (50, 3)), "n": torch.arange(5)}
     record = Encoder(bf16=True).record(tensors)
     back = decode(record, schema(tensors), bf16=True)
@@ -93,8 +93,8 @@ BAD = {
     "shape": changed(w=Array(np.zeros((3, 4), np.float32))),
     "type": changed(w=Array(np.zeros((4, 3), np.float64))),
     "large": changed(w=Array(np.zeros((400, 3), np.float32))),
-    "large but says small": changed(w=lying(Array(np.zeros((400, 3), np.float32)), shape=(4, 3))),
-    "says another shape inside": changed(w=lying(Array(np.zeros((3, 4), np.float32)), shape=(4, 3))),
+    "large but declared small": changed(w=lying(Array(np.zeros((400, 3), np.float32)), shape=(4, 3))),
+    "another shape in the header": changed(w=lying(Array(np.zeros((3, 4), np.float32)), shape=(4, 3))),
     "cut": changed(w=lying(GOOD_W, data=GOOD_W.data[:-1])),
     "longer": changed(w=lying(GOOD_W, data=GOOD_W.data + b"\0")),
     "no array": changed(w=lying(GOOD_W, data=b"x" * len(GOOD_W.data))),
@@ -123,7 +123,7 @@ def test_a_giant_is_refused_before_memory_is_taken_for_it() -> None:
     assert peak < 10**6
 
 
-def test_a_digest_tells_types_and_shapes_apart() -> None:
+def test_digests_of_other_types_and_shapes_differ() -> None:
     zeros = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64), torch.zeros(4, dtype=torch.int32)]
     assert len({digest(zero) for zero in zeros}) == 4
     assert digest(GOOD["w"].T.contiguous().T) == digest(GOOD["w"])

@@ -31,10 +31,10 @@ def client_states(result: Any) -> dict[str, Any]:
 
 class Listener(Callback):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
-        self.heard.append(text)
+        self.messages.append(text)
 
 
 # ---- what travels
@@ -57,12 +57,12 @@ def test_no_parameter_travels_that_the_method_does_not_share(name: str, tmp_path
     met: set[int] = set()
     for message in trained(loop.grid.seen):
         request = message.content.config_records.get("request")
-        for kind, record in message.content.array_records.items():
+        for name, record in message.content.array_records.items():
             params = [path.rpartition(tree.SEPARATOR)[2] for path in record]  # of a model, a control, a core alike
             params = [name for name in params if name in parameters]
-            assert all(method._shared(task, p) for p in params), f"{kind} holds what stays with its client"
-            if kind == "up" or (kind == "down" and request and request["client"] in met):
-                assert all(method.trains(p) for p in params), f"{kind} holds what is frozen"
+            assert all(method._shared(task, p) for p in params), f"{name} holds what stays with its client"
+            if name == "up" or (name == "down" and request and request["client"] in met):
+                assert all(method.trains(p) for p in params), f"{name} holds what is frozen"
         if request:
             met.add(int(request["client"]))
     assert met == set(range(6))
@@ -95,16 +95,16 @@ def test_bytes_are_those_of_the_arrays_that_travel_and_of_the_page(name: str, tm
     assert each == [3 * n for n in bytes_on_the_page()[name]]
 
 
-def test_short_numbers_halve_the_bytes_and_keep_the_accuracy(tmp_path: Path) -> None:
+def test_bf16_halves_the_bytes_and_keeps_the_accuracy(tmp_path: Path) -> None:
     experiment = small(method="fedavg", rounds=10, participation=1.0, lr=0.2)
     with looped(tmp_path):
-        short = fedrane.run(experiment.replace(engine="flower-bf16"))
-    whole = fedrane.run(experiment)
+        bf16 = fedrane.run(experiment.replace(engine="flower-bf16"))
+    reference = fedrane.run(experiment)
     for key in ("bytes_up", "bytes_down"):
-        assert short.summary[key] == whole.summary[key] / 2
-    close(short.server, whole.server, 0.02)
-    assert abs(short.history[-1]["global/accuracy"] - whole.history[-1]["global/accuracy"]) < 0.02
-    assert not tree.equal(short.server, whole.server)
+        assert bf16.summary[key] == reference.summary[key] / 2
+    close(bf16.server, reference.server, 0.02)
+    assert abs(bf16.history[-1]["global/accuracy"] - reference.history[-1]["global/accuracy"]) < 0.02
+    assert not tree.equal(bf16.server, reference.server)
 
 
 # ---- losses
@@ -114,8 +114,8 @@ def lose(rounds: set[int], clients: set[int]) -> Callable[[Message], Message | N
     """An upload lost after the client has sent it."""
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("reply")
-        lost = said is not None and said["round"] in rounds and said["client"] in clients
+        fields = reply.content.config_records.get("reply")
+        lost = fields is not None and fields["round"] in rounds and fields["client"] in clients
         return None if lost else reply
 
     return up
@@ -144,8 +144,8 @@ def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> N
     assert gone
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("reply")
-        return None if said and (said["round"], said["client"]) in gone else reply
+        fields = reply.content.config_records.get("reply")
+        return None if fields and (fields["round"], fields["client"]) in gone else reply
 
     with looped(tmp_path, up=up):
         result = fedrane.run(small(method="scaffold", engine="flower", participation=1.0))
@@ -154,7 +154,7 @@ def test_a_loss_is_what_a_simulated_dropout_is(tmp_path: Path, brief: None) -> N
     assert [r["lost"] for r in result.history] == [r["lost"] for r in local.history]
 
 
-def test_too_few_answers_stop_the_run_and_lose_nothing(
+def test_too_few_replies_stop_the_run_and_lose_nothing(
     tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, out = small(method="fedper", engine="flower", participation=1.0), tmp_path / "run"
@@ -164,9 +164,9 @@ def test_too_few_answers_stop_the_run_and_lose_nothing(
         fedrane.run(experiment, out)
     with looped(tmp_path / "b"):
         resumed = fedrane.resume(out)
-    whole = fedrane.run(experiment.replace(engine="sequential"))
-    same_bytes(resumed.server, whole.server)
-    same_bytes(client_states(resumed), client_states(whole))
+    reference = fedrane.run(experiment.replace(engine="sequential"))
+    same_bytes(resumed.server, reference.server)
+    same_bytes(client_states(resumed), client_states(reference))
 
 
 def test_a_repeated_round_asks_only_those_who_are_missing(
@@ -177,9 +177,9 @@ def test_a_repeated_round_asks_only_those_who_are_missing(
     lost: list[int] = []
 
     def up(reply: Message) -> Message | None:
-        said = reply.content.config_records.get("reply")
-        if said and said["round"] == 2 and said["client"] < 3 and said["client"] not in lost:
-            lost.append(int(said["client"]))
+        fields = reply.content.config_records.get("reply")
+        if fields and fields["round"] == 2 and fields["client"] < 3 and fields["client"] not in lost:
+            lost.append(int(fields["client"]))
             return None
         return reply
 
@@ -188,12 +188,12 @@ def test_a_repeated_round_asks_only_those_who_are_missing(
     with looped(tmp_path, up=up) as loop:
         result = fedrane.run(experiment.replace(engine="flower"), callbacks=[listener])
     assert lost == [0, 1, 2]
-    assert any("asked again" in text for text in listener.heard)
+    assert any("asked again" in text for text in listener.messages)
     assert len(list(trained(loop.grid.seen))) == 2 * (3 * 6 + 3)
     same_bytes(result.server, fedrane.run(experiment).server)
 
 
-# ---- bad answers
+# ---- bad replies
 
 
 def poison(reply: Message, change: Callable[[Any], None]) -> Message:
@@ -214,9 +214,9 @@ THREE = small(method="scaffold", engine="flower", rounds=3, participation=1.0, b
 
 
 def second(reply: Message) -> bool:
-    """Whether this is the answer of client 2 in round 2."""
-    said = reply.content.config_records.get("reply")
-    return said is not None and said["client"] == 2 and said["round"] == 2
+    """Whether this is the reply of client 2 in round 2."""
+    fields = reply.content.config_records.get("reply")
+    return fields is not None and fields["client"] == 2 and fields["round"] == 2
 
 
 BAD: dict[str, Callable[[Any], Any]] = {
@@ -226,10 +226,10 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "a missing key": lambda c: c.array_records["up"].pop(next(iter(c.array_records["up"]))),
     "an extra key": lambda c: c.array_records["up"].__setitem__("more", Array(np.zeros(1, np.float32))),
     "a hundred times the size": lambda c: _replace(c, Array(np.zeros((100, *_first(c).shape), np.float32))),
-    "a negative number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", -5),
-    "a huge number of rows": lambda c: c.config_records["reply"].__setitem__("num_examples", 10**15),
+    "a negative number of examples": lambda c: c.config_records["reply"].__setitem__("num_examples", -5),
+    "a huge number of examples": lambda c: c.config_records["reply"].__setitem__("num_examples", 10**15),
     "another round": lambda c: c.config_records["reply"].__setitem__("round", 99),
-    "no rows": lambda c: c.config_records["reply"].pop("num_examples"),
+    "no examples": lambda c: c.config_records["reply"].pop("num_examples"),
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
     "no metrics": lambda c: c.pop("metrics"),
     "no arrays": lambda c: c.pop("up"),
@@ -239,13 +239,13 @@ BAD: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, lost_once: fedrane.Result) -> None:
-    """As if that client's answer had been lost: said to the user and in the metrics."""
+    """As if that client's reply had been lost: reported to the user and in the metrics."""
     listener = Listener()
     with looped(tmp_path / "bad", up=lambda reply: poison(reply, BAD[bad]) if second(reply) else reply):
         result = fedrane.run(THREE, callbacks=[listener])
     assert [record["lost"] for record in result.history] == [[], [2], []]
     assert list(result.history[1]["refused"]) == ["2"]
-    assert any("client 2 is left out" in text for text in listener.heard)
+    assert any("client 2 is left out" in text for text in listener.messages)
 
     same_bytes(result.server, lost_once.server)
     same_bytes(client_states(result), client_states(lost_once))
@@ -253,13 +253,13 @@ def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory: pytest.TempPathFactory) -> fedrane.Result:
-    """The run in which the client's answer is an error of Flower's."""
+    """The run in which the client's reply is an error of Flower's."""
     with looped(tmp_path_factory.mktemp("lost"), up=lambda reply: flowers_error(reply, 0)):
         return fedrane.run(THREE)
 
 
 def flowers_error(reply: Message, code: int) -> Message:
-    """What Flower itself says in place of the answer of client 2 in round 2."""
+    """What Flower itself sends instead of the reply of client 2 in round 2."""
     if not second(reply):
         return reply
     error = Message(Error(code=code, reason="gone"), reply_to=reply)
@@ -268,7 +268,7 @@ def flowers_error(reply: Message, code: int) -> Message:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
-def test_a_message_that_expires_a_moment_early_is_no_answer(code: int, tmp_path: Path, brief: None) -> None:
+def test_a_message_that_expires_a_moment_early_is_no_reply(code: int, tmp_path: Path, brief: None) -> None:
     """Flower counts a message's time from its making, we from when all are sent: either may be the first to end it."""
     with looped(tmp_path, up=lambda reply: flowers_error(reply, code)):
         result = fedrane.run(THREE)
@@ -276,12 +276,12 @@ def test_a_message_that_expires_a_moment_early_is_no_answer(code: int, tmp_path:
     assert result.history[1]["refused"] == {"2": "no reply within 0.2 s"}
 
 
-@pytest.mark.parametrize("said", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])
-def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(said: Any, tmp_path: Path, brief: None) -> None:
+@pytest.mark.parametrize("fields", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])
+def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(fields: Any, tmp_path: Path, brief: None) -> None:
     def up(reply: Message) -> Message:
         me = reply.content.config_records.get("identity")
         if me is not None and me["client"] == 3:
-            reply.content["identity"] = ConfigRecord({"client": said[0], "num_examples": said[1]})
+            reply.content["identity"] = ConfigRecord({"client": fields[0], "num_examples": fields[1]})
         return reply
 
     listener = Listener()
@@ -291,7 +291,7 @@ def test_a_node_that_introduces_itself_wrongly_is_not_taken_in(said: Any, tmp_pa
             callbacks=[listener],
         )
     assert [record["lost"] for record in result.history] == [[3], [3]]
-    assert any("not accepted" in text for text in listener.heard)
+    assert any("not accepted" in text for text in listener.messages)
 
 
 # ---- nodes that come and go
@@ -321,7 +321,7 @@ def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
         loop.grid.join(client=0, node=5)
         result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0), callbacks=[listener])
     assert len(result.history[0]["cohort"]) == 6
-    assert any("left out" in text and "client 0" in text for text in listener.heard)
+    assert any("left out" in text and "client 0" in text for text in listener.messages)
 
 
 def test_a_client_that_lost_its_folder_is_left_out(tmp_path: Path) -> None:
@@ -353,10 +353,10 @@ def test_what_was_sent_once_is_sent_again_to_one_that_has_lost_it(tmp_path: Path
     with looped(tmp_path / "b") as loop:
         resumed = fedrane.resume(tmp_path / "run")
     assert any("missing_constants" in m.content.config_records for m in trained(loop.grid.seen))
-    whole = fedrane.run(experiment)
-    same_bytes(resumed.server, whole.server)
-    same_bytes(client_states(resumed), client_states(whole))
-    assert untimed(resumed.history)[-1]["global/accuracy"] == untimed(whole.history)[-1]["global/accuracy"]
+    reference = fedrane.run(experiment)
+    same_bytes(resumed.server, reference.server)
+    same_bytes(client_states(resumed), client_states(reference))
+    assert untimed(resumed.history)[-1]["global/accuracy"] == untimed(reference.history)[-1]["global/accuracy"]
 
 
 def test_a_message_for_another_client_is_refused_by_it(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: P
     assert result.history[0]["lost"] == [1]
 
 
-def test_no_answer_at_all_stops_the_run(tmp_path: Path) -> None:
+def test_no_reply_at_all_stops_the_run(tmp_path: Path) -> None:
     with looped(tmp_path, up=_refusing), pytest.raises(TooFewRepliesError, match="client 0: no"):
         fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
 

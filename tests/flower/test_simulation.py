@@ -52,7 +52,7 @@ def everything(result: fedrane.Result) -> dict[str, Any]:
 
 
 def a_method_ends_as_it_does_locally(name: str) -> None:
-    """Global and personal weights, and every metric of every round, those of a finale too."""
+    """Global and personal weights, and every metric of every round, those of post-training too."""
     experiment = small(method=name)
     local, remote = fedrane.run(experiment), fedrane.run(experiment.replace(engine="flower"))
     same_bytes(everything(local), everything(remote))
@@ -66,11 +66,11 @@ def a_run_can_be_stopped_and_resumed(tmp_path: Path) -> None:
     stopped = fedrane.run(experiment, tmp_path / "stopped", stop=lambda: next(rounds) == 2)
     assert not stopped.finished
     fedrane.resume(tmp_path / "stopped")
-    fedrane.run(experiment, tmp_path / "whole")
-    same_run(tmp_path / "stopped", tmp_path / "whole")
+    fedrane.run(experiment, tmp_path / "reference")
+    same_run(tmp_path / "stopped", tmp_path / "reference")
     fedrane.run(experiment.replace(engine="sequential"), tmp_path / "local")
     for path in (tmp_path / "local" / "checkpoints").iterdir():
-        assert path.read_bytes() == (tmp_path / "whole" / "checkpoints" / path.name).read_bytes()
+        assert path.read_bytes() == (tmp_path / "reference" / "checkpoints" / path.name).read_bytes()
 
 
 def data_and_network_from_python_reach_the_nodes() -> None:

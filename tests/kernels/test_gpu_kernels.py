@@ -50,8 +50,8 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def near(found: Tensors, true: Tensors, within: float = 1e-5) -> None:
-    for a, b in zip(found, true, strict=True):
+def near(actual: Tensors, true: Tensors, within: float = 1e-5) -> None:
+    for a, b in zip(actual, true, strict=True):
         assert a.shape == b.shape
         assert float((a.double() - b).abs().max()) < within * float(b.abs().max())
 
@@ -62,12 +62,12 @@ def near(found: Tensors, true: Tensors, within: float = 1e-5) -> None:
     [
         pytest.param(8, 3, 20, 7, 2, 3, marks=SLOW),  # as patches
         (6, 1, 8, 5, 1, 0),
-        (2, 3, 5, 5, 1, 2),  # as patches, without dead taps
+        (2, 3, 5, 5, 1, 2),  # as patches, without taps that see padding only
         (1, 4, 5, 3, 1, 1),
         (5, 16, 20, 3, 1, 1),
         (5, 17, 9, 3, 2, 1),  # nothing a multiple of a block
-        (4, 16, 24, 1, 2, 0),  # three of four places are seen by no tap
-        (2, 32, 17, 3, 2, 1),  # with dead taps
+        (4, 16, 24, 1, 2, 0),  # three of four positions are seen by no tap
+        (2, 32, 17, 3, 2, 1),  # with taps that see padding only
         (1, 16, 17, 3, 1, 1),
         (6, 17, 9, 3, 3, 1),
     ],
@@ -90,31 +90,31 @@ def test_a_convolution(
     inputs = noise(2, 3, channels, side, side), noise(2, outputs, channels, taps, taps), noise(2, outputs)
     after = (side + 2 * padding - taps) // stride + 1
     weights = noise(2, 3, outputs, after, after)
-    found = gradients_of(
+    actual = gradients_of(
         lambda x, w, b: convolve(x, w, b, stride, padding), weights.float(), *(v.float() for v in inputs)
     )
-    near(found, gradients_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
+    near(actual, gradients_of(lambda x, w, b: F.conv2d(x, w, b, stride, padding), weights, *inputs))
 
 
 @pytest.mark.parametrize("channels", [2, pytest.param(16, marks=SLOW)])
 def test_a_convolution_of_a_map_that_is_not_square(kernels: Callable[[str], ModuleType], channels: int) -> None:
-    """Tall, with a tap that is dead in one direction, and so many rows that their sum is made in parts."""
+    """Tall, with a tap that sees padding only in one direction, and enough positions to sum them in parts."""
     inputs = noise(2, 43, channels, 12, 1), noise(2, 7, channels, 3, 3), noise(2, 7)
     weights = noise(2, 43, 7, 12, 1)
-    found = gradients_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
-    near(found, gradients_of(lambda x, w, b: F.conv2d(x, w, b, 1, 1), weights, *inputs))
+    actual = gradients_of(lambda x, w, b: convolve(x, w, b, 1, 1), weights.float(), *(v.float() for v in inputs))
+    near(actual, gradients_of(lambda x, w, b: F.conv2d(x, w, b, 1, 1), weights, *inputs))
 
 
 @pytest.mark.parametrize("one_launch", [0, 10**6])
-@pytest.mark.parametrize(("rows", "side"), [(5, 3), (70, 2)])
+@pytest.mark.parametrize(("examples", "side"), [(5, 3), (70, 2)])
 def test_normalisation(
-    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, rows: int, side: int, one_launch: int
+    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, examples: int, side: int, one_launch: int
 ) -> None:
     """By one kernel, and by three."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
-    mask = torch.arange(rows) < torch.tensor([[rows], [rows - 2]])
-    weights = noise(2, rows, 20, side, side, seed=1) * mask[:, :, None, None, None]
-    inputs = 3 + 2 * noise(2, rows, 20, side, side), noise(2, 20), noise(2, 20)
+    mask = torch.arange(examples) < torch.tensor([[examples], [examples - 2]])
+    weights = noise(2, examples, 20, side, side, seed=1) * mask[:, :, None, None, None]
+    inputs = 3 + 2 * noise(2, examples, 20, side, side), noise(2, 20), noise(2, 20)
     old = noise(2, 2, 20).abs()
 
     def both(dtype: torch.dtype) -> Tensors:
@@ -123,8 +123,8 @@ def test_normalisation(
                 y, new = normalise(inputs[0], mask, *inputs[1:], old, 1e-5, 0.1)
                 return (y * weights).sum(), (y * mask[:, None, None, None], new)
 
-            gradients, found = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
-            return (*found, *gradients)
+            gradients, actual = torch.func.grad(total, argnums=(0, 1, 2), has_aux=True)(*inputs)
+            return (*actual, *gradients)
 
         return torch.vmap(one)(mask, old.to(dtype), weights.to(dtype), *(v.to(dtype) for v in inputs))
 
@@ -145,14 +145,14 @@ def test_a_single_value_is_normalised_to_the_bias(
 
 
 @pytest.mark.parametrize("one_launch", [0, 10**6])
-@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("examples", [0, 1])
 def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
-    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, rows: int, one_launch: int
+    kernels: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, examples: int, one_launch: int
 ) -> None:
-    """Also where a dead row holds what is no number; beside it a client with a variance, whose statistics move."""
+    """Also where padding holds NaN; beside it a client with a variance, whose statistics move."""
     monkeypatch.setattr(kernels("batch_norm"), "MAX_ONE_LAUNCH_VALUES", one_launch)
-    x, mask = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[rows], [3]])
-    x[0, rows:] = torch.nan
+    x, mask = noise(2, 4, 9, 1, 1).float(), torch.arange(4) < torch.tensor([[examples], [3]])
+    x[0, examples:] = torch.nan
     weight, bias = (noise(2, 9, seed=n).float() for n in range(2))
     old = noise(2, 2, 9, seed=2).float().abs()
     new = torch.vmap(lambda *given: normalise(*given, 1e-5, 0.1)[1])(x, mask, weight, bias, old)
@@ -175,8 +175,8 @@ def test_pooling(side: int, size: int, stride: int, padding: int) -> None:
         return F.max_pool2d(x, size, stride, padding)
 
     with stacked_mode():
-        found = gradients_of(pool, weights.float(), x.float())
-    near(found, gradients_of(pool, weights, x))
+        actual = gradients_of(pool, weights.float(), x.float())
+    near(actual, gradients_of(pool, weights, x))
 
 
 @pytest.mark.parametrize("turned", [0, 1, 2])
@@ -185,8 +185,8 @@ def test_an_sgd_step(turned: int) -> None:
     start, by, lr = noise(3, 4, 5, 3, 3), noise(3, 4, 5, 3, 3, seed=1), noise(3, seed=2)
     start, by = (v.to(memory_format=torch.channels_last_3d) if n < turned else v for n, v in enumerate((start, by)))
     with stacked_mode():
-        found = gradients_of(sgd_step, by.float(), start.float(), by.float(), lr.float())
-    near(found, gradients_of(lambda start, by, lr: start - lr * by, by, start, by, lr))
+        actual = gradients_of(sgd_step, by.float(), start.float(), by.float(), lr.float())
+    near(actual, gradients_of(lambda start, by, lr: start - lr * by, by, start, by, lr))
 
 
 @pytest.mark.parametrize("form", graph.FORMS)
@@ -195,11 +195,11 @@ def test_relations(form: str) -> None:
     features, mask = centres + noise(2, 17, 6, seed=1), torch.ones(2, 17, dtype=torch.bool)
     mask[1, 11:] = False
     true = graph.relations(features, mask, 0.1, 3, form)
-    found = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 3, form, differentiable=False))(
+    actual = torch.vmap(lambda z, mask: graph.relations(z, mask, 0.1, 3, form, differentiable=False))(
         features.float(), mask
     )
-    near((found.weights,), (true.weights,), 5e-4)
-    assert torch.allclose(found.change.double(), true.change, atol=1e-3)
+    near((actual.weights,), (true.weights,), 5e-4)
+    assert torch.allclose(actual.change.double(), true.change, atol=1e-3)
 
 
 @pytest.mark.parametrize("module", ["convolution", "batch_norm", "pooling", "sgd_step", "inverse"])
@@ -207,9 +207,9 @@ def test_no_argument_has_a_name_that_the_compilers_launcher_takes_for_its_own(
     kernels: Callable[[str], ModuleType], module: str
 ) -> None:
     """It puts them beside variables of these names, which then hide them; the interpreter does not mind."""
-    found = [value for value in vars(kernels(module)).values() if hasattr(value, "arg_names")]
-    assert found
-    assert not {"params", "specialization", "options"} & {name for kernel in found for name in kernel.arg_names}
+    actual = [value for value in vars(kernels(module)).values() if hasattr(value, "arg_names")]
+    assert actual
+    assert not {"params", "specialization", "options"} & {name for kernel in actual for name in kernel.arg_names}
 
 
 class Small(nn.Module):
@@ -241,12 +241,12 @@ def test_a_run_by_the_kernels_ends_where_the_sequential_engine_ends(
     monkeypatch.setitem(stacked.MAX_STREAMS, "cpu", 2)
     y = np.arange(44) % 3
     x = np.random.Generator(np.random.Philox(5)).integers(0, 255, (44, 1, 6, 6)).astype(np.uint8)
-    rows = Dataset("noise", x[:34], y[:34], x[34:], y[34:], tuple("abc"), (0.5,), (0.25,))
+    dataset = Dataset("noise", x[:34], y[:34], x[34:], y[34:], tuple("abc"), (0.5,), (0.25,))
     settings: dict[str, Any] = {"clients": 4, "rounds": 1, "epochs": 1, "batch": 8, "model_head": "head"}
     settings |= {"device": "cpu", "precision": "float32", "partition": {"minimum": 5}}
     runs = []
     for which in ("sequential", "stacked"):
         torch.manual_seed(0)
         experiment = fedrane.Experiment(method=method, engine=which, **settings)
-        runs.append(conformance.states(fedrane.run(experiment, dataset=rows, model=Small())))
+        runs.append(conformance.states(fedrane.run(experiment, dataset=dataset, model=Small())))
     close(runs[0], runs[1], 1e-4)

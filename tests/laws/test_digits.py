@@ -33,8 +33,8 @@ def last(method: str) -> Metrics:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", slow_except(("fedavg", "ditto"), METHODS))
 def test_it_learns_digits(name: str) -> None:
-    record, answers = last(name), METHODS[name].kind.models
-    if GLOBAL in answers:
+    record, available = last(name), METHODS[name].kind.models
+    if GLOBAL in available:
         assert record["global/accuracy"] >= 0.90
-    if PERSONAL in answers:
+    if PERSONAL in available:
         assert record["personal/accuracy"] >= last("local")["personal/accuracy"]

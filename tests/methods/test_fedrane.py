@@ -427,8 +427,8 @@ def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
     listener = Listener()
     result = fedrane.run(quick(method=Sabotaged(), rounds=2), callbacks=[listener])
     assert [record["gne/excluded"] for record in result.history] == [[0], [0]]
-    assert len(listener.heard) == 2
-    assert "clients [0] do not bargain" in listener.heard[0]
+    assert len(listener.messages) == 2
+    assert "clients [0] do not bargain" in listener.messages[0]
     assert 0 not in result.client_states
     assert tree.finite(states(result))
 

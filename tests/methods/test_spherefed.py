@@ -179,7 +179,7 @@ def test_policies_under_which_features_are_not_one_function() -> None:
     e = conformance.experiment(SphereFed(), norm="local")
     local = fedrane.run(e, dataset=conformance.blobs(), model=network(), callbacks=[listener])
     assert local.server.extra == {}
-    assert listener.heard == ["round 4: no calibration: with norm=local there is no global model"]
+    assert listener.messages == ["round 4: no calibration: with norm=local there is no global model"]
 
 
 def test_a_run_stopped_before_post_training_resumes_with_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layers that know their batch: equal to torch's own on the live rows, blind to the dead ones."""
+"""Layers that know their batch: equal to torch's on the examples, blind to the padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = [(12, 5), (12, 5, 4, 3), (12, 5, 7)]
 
 
 def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
-    """Rows with dead ones scattered between them."""
+    """Examples with padding scattered between them."""
     mask = torch.zeros(len(x) + extra, dtype=torch.bool)
     mask[torch.randperm(len(mask), generator=torch.Generator().manual_seed(4))[: len(x)]] = True
     padded = torch.full((len(mask), *x.shape[1:]), 1e6, dtype=x.dtype)
@@ -24,8 +24,8 @@ def dressed(x: Tensor, extra: int) -> tuple[Tensor, Tensor]:
 
 
 def pair(shape: tuple[int, ...], affine: bool = True) -> tuple[nn.Module, nn.Module]:
-    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
-    theirs = kind(shape[1], affine=affine).double()
+    layer_class = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    theirs = layer_class(shape[1], affine=affine).double()
     if affine:
         nn.init.normal_(theirs.weight)
         nn.init.normal_(theirs.bias)
@@ -54,7 +54,7 @@ def test_batchnorm_equals_torchs_on_the_live_rows(shape: tuple[int, ...], padded
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_its_gradients_are_torchs(shape: tuple[int, ...], padded: bool, affine: bool) -> None:
-    """Of the rows and of the affine parameters; a dead row has none."""
+    """Of the examples and of the affine parameters; padding has none."""
     theirs, ours = pair(shape, affine)
     x, weights = torch.randn(2, *shape, dtype=torch.float64)
     given, mask = dressed(x, 6) if padded else (x, torch.ones(len(x), dtype=torch.bool))
@@ -112,7 +112,7 @@ def test_what_has_no_variance_leaves_the_running_statistics_as_they_are(
 @pytest.mark.parametrize("shape", [(1, 5, 4), (1, 5, 3, 2), (2, 5)], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 def test_one_row_of_many_positions_has_a_variance(shape: tuple[int, ...], padded: bool) -> None:
-    """And so have two rows: the unbiased one, as in torch."""
+    """And so have two examples: the unbiased one, as in torch."""
     theirs, ours = with_statistics(shape)
     x = torch.randn(shape, dtype=torch.float64)
     given, mask = dressed(x, 3) if padded else (x, torch.ones(len(x), dtype=torch.bool))
@@ -124,7 +124,7 @@ def test_one_row_of_many_positions_has_a_variance(shape: tuple[int, ...], padded
         torch.testing.assert_close(now.fresh[f"body.0.{name}"], theirs.get_buffer(name), rtol=1e-12, atol=1e-12)
 
 
-def test_one_full_row_is_its_own_mean() -> None:
+def test_one_example_without_padding_is_its_own_mean() -> None:
     _, ours = pair((1, 5))
     with within(Pass(True, torch.ones(1, dtype=torch.bool), full=True)):
         torch.testing.assert_close(ours(torch.randn(1, 5, dtype=torch.float64))[0], ours[0].bias)
@@ -186,7 +186,7 @@ def dropped(key: int, examples: int, layer: KeyedDropout) -> Tensor:
 
 
 def test_dropout_is_a_function_of_the_key() -> None:
-    layer = KeyedDropout(0.3, layer=2, whole_channels=False)
+    layer = KeyedDropout(0.3, layer=2, by_channel=False)
     assert torch.equal(dropped(7, 40, layer), dropped(7, 40, layer))
     assert not torch.equal(dropped(7, 40, layer), dropped(8, 40, layer))
     assert torch.equal(dropped(7, 60, layer)[:40], dropped(7, 40, layer)), "padding moves no mask"
@@ -197,12 +197,12 @@ def test_dropout_is_a_function_of_the_key() -> None:
 
 def test_dropout_works_however_deep() -> None:
     """The number of the layer is part of the mix, and may be large."""
-    masks = [dropped(7, 40, KeyedDropout(0.5, layer, whole_channels=False)) for layer in (0, 5, 6, 1000)]
+    masks = [dropped(7, 40, KeyedDropout(0.5, layer, by_channel=False)) for layer in (0, 5, 6, 1000)]
     assert all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i])
 
 
 def test_dropout_is_off_outside_of_training() -> None:
-    layer = KeyedDropout(0.9, 0, whole_channels=False)
+    layer = KeyedDropout(0.9, 0, by_channel=False)
     x = torch.randn(5, 4)
     assert torch.equal(layer(x), x)
     with within(Pass(False, torch.ones(5, dtype=torch.bool), True, torch.tensor(1))):

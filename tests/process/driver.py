@@ -1,7 +1,7 @@
 """A warm interpreter that forks a process for each command it is asked for: a real process without torch's start-up.
 
-Requests and answers are lines of JSON. ``{"argv": […], …}`` starts a command and answers with its process number;
-``{"wait": pid}`` answers with how it ended.
+Requests and replies are lines of JSON. ``{"argv": […], …}`` starts a command and replies with its process number;
+``{"wait": pid}`` replies with how it ended.
 """
 
 from __future__ import annotations
@@ -79,19 +79,19 @@ def fork(work: Callable[[], int]) -> int:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warm()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
-            answer = {"status": os.waitstatus_to_exitcode(status)}
+            reply = {"status": os.waitstatus_to_exitcode(status)}
         else:
-            answer = {"pid": fork(lambda request=request: child(request))}
-        print(json.dumps(answer), file=answers, flush=True)
+            reply = {"pid": fork(lambda request=request: child(request))}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A user's own file: a method with state of its own and a finale, and a network."""
+"""A user's file: a method with a state and a post-training stage, and a network."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Gliding(Plain):
         )
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        step = tree.sub(merged.model.params, server.model.params)
+        aggregated, record = super().aggregate(task, server, ups, cohort)
+        step = tree.sub(aggregated.model.params, server.model.params)
         velocity = tree.add(tree.scale(server.extra["velocity"], self.glide), step)
         length = tree.norm(velocity)
         params = tree.add(server.model.params, tree.scale(velocity, 1 / (1 + length)))
         extra = {"velocity": velocity, "log": {"length": length, "empty": {}}}
-        return State(merged.model._replace(params=params), extra), {**record, "length": float(length)}
+        return State(aggregated.model._replace(params=params), extra), {**record, "length": float(length)}
 
     def post_training(self) -> tuple[Algorithm, ...]:
         return (Algorithm(),)
@@ -58,8 +58,8 @@ class Forgetful(Algorithm):
     """Not a method: it draws from the global random numbers."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        return tree.scale(merged, 1 + 0.1 * float(torch.rand(()))), record
+        aggregated, record = super().aggregate(task, server, ups, cohort)
+        return tree.scale(aggregated, 1 + 0.1 * float(torch.rand(()))), record
 
 
 class Small(nn.Module):

@@ -1,4 +1,4 @@
-"""Death at a chosen place: just before the n-th time that a command touches its folder, or in the middle of a write."""
+"""Death at a chosen moment: just before the n-th time a command touches its folder, or in the middle of a write."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TOUCHES = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), 
 """All by which a run changes its folder, beside plain writes, each of which an fsync follows."""
 
 
-def sabotage(kind: str, at: int = 0, log: str = "") -> None:
+def sabotage(trigger: str, at: int = 0, log: str = "") -> None:
     """``log`` is a file for what is touched; the touch number ``at`` (from 0) is the last."""
-    {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[kind](at, log)
+    {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[trigger](at, log)
 
 
 def _die() -> None:

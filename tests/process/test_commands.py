@@ -18,7 +18,7 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
 from fedrane.testing import conformance
 from fedrane.training.run_folder import CALIBRATION
-from harness import OWN, TINY, Driver, checkpoints, executable, metrics, same_run
+from harness import TINY, USER_METHOD, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
 DIGITS = data.load("digits")
@@ -52,26 +52,26 @@ def shared(fedrane: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_of_a_file_with_words_over_it(fedrane: Driver, tmp_path: Path) -> None:
-    """Words win over the file, and what neither says is as always."""
+    """Words win over the file; what neither sets has its default."""
     (tmp_path / "mine.toml").write_text(
         'rounds = 9\nclients = 4\nepochs = 1\nmodel = "mlp"\nmethod = "local"\n[partition]\nalpha = 0.3\nminimum = 20\n'
     )
     words = ("rounds=2", "partition.alpha=0.7", "batch=256", "device=cpu")
     assert fedrane("run", "mine.toml", *words, "--out", "run", cwd=tmp_path).status == 0
-    found = library.Experiment.from_toml(tmp_path / "run" / "config.toml")
-    assert (found.rounds, found.clients, found.method_name, found.batch) == (2, 4, "local", 256)
-    assert (found.partition.alpha, found.partition.minimum, found.seed) == (0.7, 20, 0)
+    written = library.Experiment.from_toml(tmp_path / "run" / "config.toml")
+    assert (written.rounds, written.clients, written.method_name, written.batch) == (2, 4, "local", 256)
+    assert (written.partition.alpha, written.partition.minimum, written.seed) == (0.7, 20, 0)
     assert fedrane("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "again").status == 0
     same_run(tmp_path / "run", tmp_path / "again")
 
 
 def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path: Path) -> None:
-    """One line says what of the file is not used; the configuration that is kept runs again without a word."""
+    """One line reports what of the file is not used; the configuration that is kept runs again without a message."""
     (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n[partition]\nalpha = 0.1\n')
-    for method, said in (("fedprox", 0), ("fedavg", 1)):
+    for method, expected in (("fedprox", 0), ("fedavg", 1)):
         words = (*WORDS, f"method={method}", "--out", method)
         ended = fedrane("run", "c.toml", *words, cwd=tmp_path)
-        assert (ended.status, ended.stderr.count("\n")) == (0, said), ended.stderr
+        assert (ended.status, ended.stderr.count("\n")) == (0, expected), ended.stderr
         assert library.Experiment.from_toml(tmp_path / method / "config.toml").method_name == method
         again = fedrane("run", f"{method}/config.toml", "--out", f"{method}-again", cwd=tmp_path)
         assert (again.status, again.stderr) == (0, "")
@@ -83,7 +83,7 @@ def test_run_of_a_file_whose_method_the_words_replace(fedrane: Driver, tmp_path:
     assert all(line["event"] in ("round", "end") for line in parsed(ended.stdout))
 
 
-def test_run_says_how_it_goes(fedrane: Driver, tmp_path: Path) -> None:
+def test_run_prints_its_progress(fedrane: Driver, tmp_path: Path) -> None:
     """Without a terminal: what is run, one line a round, a table, and where the results are."""
     ended = fedrane("run", *WORDS, cwd=tmp_path)
     head, *rounds = ended.stdout.splitlines()[:4]
@@ -160,14 +160,14 @@ def test_files_can_be_read_by_those_who_may_read_the_others(fedrane: Driver, tmp
     assert len({path.stat().st_mode for path in stamps(run)}) == 1
 
 
-def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
-    (tmp_path / "mine.py").write_text(OWN.read_text())
+    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     words = (*TINY, "method=mine.py:Gliding", "method.glide=0.25", "rounds=4")
-    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
-    assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
-    same_run(tmp_path / "run", tmp_path / "whole")
+    assert fedrane("run", "--out", "reference", *words, cwd=tmp_path).status == 0
+    same_run(tmp_path / "run", tmp_path / "reference")
     assert library.Experiment.from_toml(tmp_path / "run" / "config.toml").to_dict()["method"]["glide"] == 0.25
     assert all("length" in record for record in metrics(tmp_path / "run")[:-1])
     killed, resumed = json.loads((tmp_path / "run" / "sessions.json").read_text())
@@ -175,24 +175,24 @@ def test_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
     assert (resumed["outcome"], resumed["rounds"]["before"]) == ("finished", 2)
 
 
-def test_an_own_network(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_users_network(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
-    (tmp_path / "mine.py").write_text(OWN.read_text())
+    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     tiny = [word for word in TINY if word != "model=mlp"]
     words = (*tiny, "model=mine.py:network", "model_head=classifier", "rounds=4")
-    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
-    assert fedrane("run", "--out", "whole", *words, cwd=tmp_path).status == 0
-    same_run(tmp_path / "run", tmp_path / "whole")
+    assert fedrane("run", "--out", "reference", *words, cwd=tmp_path).status == 0
+    same_run(tmp_path / "run", tmp_path / "reference")
     assert library.load(tmp_path / "run").model(torch.from_numpy(DIGITS.x_test[:5])).shape == (5, 10)
 
 
 def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
     """A finished run goes on to the end of one that was planned so; nothing else of it can be changed."""
-    assert fedrane("run", "--out", tmp_path / "whole", *TINY, "rounds=5").status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *TINY, "rounds=5").status == 0
     run = tmp_path / "run"
     assert fedrane("run", "--out", run, *WORDS).status == 0
-    for words, said in (
+    for words, expected in (
         (["lr=0.5"], "only rounds can be changed"),
         (["rounds=many"], "whole number"),
         (["5"], "only rounds"),
@@ -200,18 +200,18 @@ def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
     ):
         refused = fedrane("resume", run, *words)
         assert refused.status == 2
-        assert said in refused.stderr
+        assert expected in refused.stderr
     ended = fedrane("resume", run, "rounds=5")
     assert ended.status == 0, ended
     assert "rounds=5 instead of 3; it goes on from round 3." in ended.stdout
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
     asked = json.loads((run / "sessions.json").read_text())[1]
     assert asked["command"].endswith(f"resume {run} rounds=5")
 
 
 def test_a_folder_on_another_machine(fedrane: Driver, tmp_path: Path) -> None:
-    """Where its method is not, and its user has not run it: the copy answers once it is trusted."""
-    (tmp_path / "mine.py").write_text(OWN.read_text())
+    """Where its method is not, and its user has not run it: the copy predicts once it is trusted."""
+    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
     tiny = (word for word in TINY if not word.startswith("model="))
     words = (*tiny, "method=mine.py:Gliding", "model=mine.py:network", "model_head=classifier", "rounds=2")
     assert fedrane("run", "--out", tmp_path / "run", *words, cwd=tmp_path).status == 0
@@ -283,7 +283,7 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     """Labels name the folders, the table's rows, the page's lines; the same command goes on after a kill."""
     words = (*WORDS, "lr=0.5", "weak.strength=0.1", "strong.strength=10", "strong.lr=0.05", "seed=1")
     command = ("compare", "--methods", "weak=fedprox,strong=fedprox,fedavg", "--out", "all", *words)
-    assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"kind": "line", "at": 3}).killed
+    assert fedrane(*command, "--no-report", cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert [line.name for line in gather([tmp_path / "all"])[0]] == ["weak"], "known as soon as there is a run"
     alone = fedrane("resume", "all/weak/seed-1", cwd=tmp_path)
     assert any(line.split()[:1] == ["weak"] for line in alone.stdout.splitlines()), "its row in the table"
@@ -292,8 +292,8 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     assert "strong, seed 1 round 3/3" in ended.stdout
     assert "weak, seed 1 round" not in ended.stdout
     for label, method in (("weak", FedProx(0.1)), ("strong", FedProx(10.0))):
-        found = library.Experiment.from_toml(tmp_path / "all" / label / "seed-1" / "config.toml")
-        assert (found.algorithm, found.lr) == (method, 0.05 if label == "strong" else 0.5)
+        written = library.Experiment.from_toml(tmp_path / "all" / label / "seed-1" / "config.toml")
+        assert (written.algorithm, written.lr) == (method, 0.05 if label == "strong" else 0.5)
     table = (tmp_path / "all" / "table.md").read_text()
     assert [line.split()[1] for line in table.splitlines() if line.startswith("| ")][2:] == ["weak", "strong", "fedavg"]
     assert "weak is fedprox (strength=0.1, lr=0.5); strong is fedprox (strength=10.0, lr=0.05)" in table
@@ -314,17 +314,17 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
 
 
 def test_compare_with_a_file_of_one_of_the_methods(fedrane: Driver, tmp_path: Path) -> None:
-    """Its fields go to that method; nothing is said unless nobody has a use for them."""
+    """Its fields go to that method; there is a message only if nobody has a use for them."""
     (tmp_path / "c.toml").write_text('[method]\nname = "fedprox"\nstrength = 5\n')
-    for names, said in (("fedavg,fedprox", 0), ("fedavg,local", 1)):
+    for names, expected in (("fedavg,fedprox", 0), ("fedavg,local", 1)):
         ended = fedrane("compare", "c.toml", "--no-report", "--methods", names, "--out", names, *WORDS, cwd=tmp_path)
-        assert (ended.status, ended.stderr.count("note: c.toml: method.strength=5 is not used")) == (0, said)
-    found = library.Experiment.from_toml(tmp_path / "fedavg,fedprox" / "fedprox" / "seed-0" / "config.toml")
-    assert found.algorithm == FedProx(5.0)
+        assert (ended.status, ended.stderr.count("note: c.toml: method.strength=5 is not used")) == (0, expected)
+    written = library.Experiment.from_toml(tmp_path / "fedavg,fedprox" / "fedprox" / "seed-0" / "config.toml")
+    assert written.algorithm == FedProx(5.0)
 
 
-def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver, tmp_path: Path) -> None:
-    """Called again it trains nothing: neither where the rows have owners nor where a partition was saved."""
+def test_compare_goes_on_where_the_dataset_names_the_clients(fedrane: Driver, tmp_path: Path) -> None:
+    """Called again it trains nothing: neither where the dataset names the clients nor where a partition was saved."""
     owners = np.arange(len(DIGITS.y)) % 6
     np.savez(tmp_path / "mine.npz", x=DIGITS.x, y=DIGITS.y, client=owners, classes=np.array(DIGITS.classes))
     assert fedrane("partition", "dataset=digits", "clients=5", "--save", "p.npz", cwd=tmp_path).status == 0
@@ -341,23 +341,23 @@ def test_compare_goes_on_where_the_data_say_who_the_clients_are(fedrane: Driver,
         assert "round 1" not in ended.stdout
 
 
-def test_compare_after_an_own_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
-    """What it was found to do before is not shown for what it does now."""
+def test_compare_after_a_users_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
+    """Its earlier results are not shown for what it does now."""
     mine = tmp_path / "mine.py"
-    mine.write_text(OWN.read_text())
+    mine.write_text(USER_METHOD.read_text())
     command = ("compare", "--no-report", "--out", "all", "--methods", "mine.py:Gliding", *WORDS)
     for status in (0, 0):
         assert fedrane(*command, cwd=tmp_path).status == status
-    mine.write_text(OWN.read_text() + "# changed\n")
+    mine.write_text(USER_METHOD.read_text() + "# changed\n")
     refused = fedrane(*command, cwd=tmp_path)
     assert refused.status == 2
     assert "mine.py has changed since" in refused.stderr
 
 
-def test_compare_as_json_with_an_own_method(fedrane: Driver, tmp_path: Path) -> None:
+def test_compare_as_json_with_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Lines of JSON alone; a field of one method goes to it alone; all folders are below the one named."""
-    names = f"fedavg,{OWN}:Gliding"
-    words = (*WORDS, f"{OWN}:Gliding.glide=0.1")
+    names = f"fedavg,{USER_METHOD}:Gliding"
+    words = (*WORDS, f"{USER_METHOD}:Gliding.glide=0.1")
     for page in ("--no-report", "--report"):
         ended = fedrane("compare", "--json", page, "--methods", names, "--out", tmp_path / "all", *words)
         assert ended.status == 0
@@ -386,7 +386,7 @@ def test_report(fedrane: Driver, shared: Path, personal: Path, tmp_path: Path) -
 
 
 def test_report_on_a_run_from_elsewhere(fedrane: Driver, shared: Path, tmp_path: Path) -> None:
-    """Whose dataset and method are not on this machine: everything but the features is there, and why not is said."""
+    """Whose dataset and method are not on this machine: everything but the features is there, with the reason."""
     shutil.copytree(shared, tmp_path / "run")
     config = (shared / "config.toml").read_text()
     for old, new in (('name = "fedavg"', 'name = "/their/home/own.py:Own"'), ('"digits"', '"/their/data.npz"')):
@@ -404,10 +404,10 @@ def test_report_on_a_run_from_elsewhere(fedrane: Driver, shared: Path, tmp_path:
 def test_report_on_nothing(fedrane: Driver, tmp_path: Path) -> None:
     """One line, no page, no folder."""
     (tmp_path / "empty").mkdir()
-    for what, said in (("empty", "holds no run"), ("nowhere", "no such folder")):
+    for what, expected in (("empty", "holds no run"), ("nowhere", "no such folder")):
         ended = fedrane("report", what, "-o", "page.html", cwd=tmp_path)
         assert ended.status == 2
-        assert said in ended.stderr
+        assert expected in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
@@ -416,7 +416,7 @@ def test_report_on_nothing(fedrane: Driver, tmp_path: Path) -> None:
 
 
 def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
-    """Drawn, saved, and used again under another seed: the clients hold the same rows."""
+    """Drawn, saved, and used again under another seed: the clients hold the same examples."""
     words = (*TINY, "partition.alpha=0.2", "seed=5")
     ended = fedrane("partition", "--plot", "it.png", "--save", "it.npz", *words, cwd=tmp_path)
     assert ended.status == 0
@@ -433,19 +433,19 @@ def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
         assert all(np.array_equal(saved[0][name], other[name]) for other in saved)
     for file in saved:
         file.close()
-    facts = [json.loads((tmp_path / name / "metadata.json").read_text())["labels"] for name in ("one", "two")]
-    assert np.sum(facts[0], axis=1).tolist() == np.sum(facts[1], axis=1).tolist()
+    labels = [json.loads((tmp_path / name / "metadata.json").read_text())["labels"] for name in ("one", "two")]
+    assert np.sum(labels[0], axis=1).tolist() == np.sum(labels[1], axis=1).tolist()
 
 
 def test_datasets(fedrane: Driver) -> None:
     """All that are known, ready or not, for people and for machines."""
-    found = {entry["name"]: entry for entry in parsed(fedrane("datasets", "--json").stdout)}
-    assert {"digits", "fmnist", "emnist-letters", "cifar10", "cifar100"} <= found.keys()
-    assert found["digits"]["ready"] is True
-    assert found["cifar100"]["classes"] == 100
+    actual = {entry["name"]: entry for entry in parsed(fedrane("datasets", "--json").stdout)}
+    assert {"digits", "fmnist", "emnist-letters", "cifar10", "cifar100"} <= actual.keys()
+    assert actual["digits"]["ready"] is True
+    assert actual["cifar100"]["classes"] == 100
     shown = fedrane("datasets", env={"COLUMNS": "160"})
     assert shown.status == 0
-    assert all(name in shown.stdout for name in found)
+    assert all(name in shown.stdout for name in actual)
     assert "data root" in shown.stdout
 
 
@@ -453,15 +453,15 @@ def test_datasets(fedrane: Driver) -> None:
 
 
 def test_methods(fedrane: Driver) -> None:
-    """Each with what it answers and its fields, for people and for machines."""
-    found = {entry["name"]: entry for entry in parsed(fedrane("methods", "--json").stdout)}
-    assert found.keys() == methods.METHODS.keys()
-    assert found["fedavg"]["models"] == ["global"]
-    assert found["local"]["models"] == ["personal"]
-    assert all(entry["summary"] for entry in found.values())
+    """Each with its models and its fields, for people and for machines."""
+    actual = {entry["name"]: entry for entry in parsed(fedrane("methods", "--json").stdout)}
+    assert actual.keys() == methods.METHODS.keys()
+    assert actual["fedavg"]["models"] == ["global"]
+    assert actual["local"]["models"] == ["personal"]
+    assert all(entry["summary"] for entry in actual.values())
     shown = fedrane("methods", env={"COLUMNS": "200"})
     assert shown.status == 0
-    assert all(name in shown.stdout for name in found)
+    assert all(name in shown.stdout for name in actual)
 
 
 def test_check(fedrane: Driver) -> None:
@@ -470,7 +470,7 @@ def test_check(fedrane: Driver) -> None:
     assert good.status == 0
     assert "fails" not in good.stdout
     assert "laws hold" in good.stdout
-    bad = fedrane("check", f"{OWN}:Forgetful")
+    bad = fedrane("check", f"{USER_METHOD}:Forgetful")
     assert bad.status == 1
     assert "fails" in bad.stdout
     assert "seed" in bad.stdout
@@ -498,8 +498,8 @@ def test_check_of_a_method_that_crashes(fedrane: Driver, tmp_path: Path) -> None
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "rows.npz", x=DIGITS.x_test[:20])
-    return tmp_path / "rows.npz"
+    np.savez(tmp_path / "examples.npz", x=DIGITS.x_test[:20])
+    return tmp_path / "examples.npz"
 
 
 def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[str], list[float]]:
@@ -509,12 +509,12 @@ def expected(model: library.Predictor, x: np.ndarray[Any, Any]) -> tuple[list[st
 
 
 def test_predict_arrays(fedrane: Driver, shared: Path, examples: Path) -> None:
-    """Each row of a file with its class and its probability, as the loaded model gives them."""
-    found = parsed(fedrane("predict", shared, examples, "--json").stdout)
+    """Each example of a file with its class and its probability, as the loaded model gives them."""
+    actual = parsed(fedrane("predict", shared, examples, "--json").stdout)
     classes, chances = expected(library.load(shared).model, DIGITS.x_test[:20])
-    assert [answer["class"] for answer in found] == classes
-    assert [answer["probability"] for answer in found] == pytest.approx(chances, abs=1e-6)
-    assert [answer["input"] for answer in found] == [f"{examples}[{n}]" for n in range(20)]
+    assert [prediction["class"] for prediction in actual] == classes
+    assert [prediction["probability"] for prediction in actual] == pytest.approx(chances, abs=1e-6)
+    assert [prediction["input"] for prediction in actual] == [f"{examples}[{n}]" for n in range(20)]
     assert np.mean(np.array(classes, dtype=int) == DIGITS.y_test[:20]) > 0.3
     shown = fedrane("predict", shared, examples, env={"COLUMNS": "300"})
     assert shown.status == 0
@@ -531,27 +531,27 @@ def test_predict_with_a_model_that_is_not_calibrated(
     old = tmp_path / "old"
     shutil.copytree(shared, old)
     (old / CALIBRATION).unlink()
-    found = parsed(fedrane("predict", old, examples, "--json").stdout)
+    actual = parsed(fedrane("predict", old, examples, "--json").stdout)
     with torch.no_grad():
         scores = library.load(old).model(torch.from_numpy(DIGITS.x_test[:20])).max(1).values.tolist()
-    assert [answer["score"] for answer in found] == pytest.approx(scores, abs=1e-6)
+    assert [prediction["score"] for prediction in actual] == pytest.approx(scores, abs=1e-6)
     shown = fedrane("predict", old, examples, env={"COLUMNS": "300"}).stdout
     assert "score" in shown
     assert "probabilit" not in shown
 
 
 def test_predict_images_with_a_clients_model(fedrane: Driver, personal: Path, tmp_path: Path) -> None:
-    """Each client answers with its own; a grey picture and the same in colour are alike."""
+    """Each client predicts with its own model; a grey picture and the same in colour are alike."""
     for number in range(3):
         Image.fromarray(DIGITS.x_test[number, 0]).save(tmp_path / f"{number}.png")
     Image.fromarray(DIGITS.x_test[0, 0]).convert("RGB").save(tmp_path / "colour.png")
     files = [tmp_path / name for name in ("0.png", "1.png", "2.png", "colour.png")]
     for client in (0, 3):
-        found = parsed(fedrane("predict", personal, *files, "--client", str(client), "--json").stdout)
+        actual = parsed(fedrane("predict", personal, *files, "--client", str(client), "--json").stdout)
         classes, chances = expected(library.load(personal).personal(client), DIGITS.x_test[[0, 1, 2, 0]])
-        assert [answer["class"] for answer in found] == classes
-        assert [answer["probability"] for answer in found] == pytest.approx(chances, abs=1e-6)
-        assert [answer["input"] for answer in found] == [str(file) for file in files]
+        assert [prediction["class"] for prediction in actual] == classes
+        assert [prediction["probability"] for prediction in actual] == pytest.approx(chances, abs=1e-6)
+        assert [prediction["input"] for prediction in actual] == [str(file) for file in files]
 
 
 def test_predict_needs_a_model_that_there_is(fedrane: Driver, shared: Path, personal: Path, examples: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OWN, TINY, Driver, checkpoints, executable, refused, same_run
+from harness import TINY, USER_METHOD, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
 
@@ -28,14 +28,14 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "fragments"),
     [
         (["dataset=fmist"], ["fmist", "'fmnist'"]),
         (["dataset=digits", "model=ml"], ["'ml'", "'mlp'"]),
         (["dataset=digits", "engine=stackd"], ["'stackd'", "'stacked'"]),
         (["method=fedavgg"], ["fedavgg", "'fedavg'", "path.py:Class"]),
         (["method=nowhere.py:Mine"], ["nowhere.py"]),
-        ([f"method={OWN}:Glidin"], ["Glidin", "'Gliding'"]),
+        ([f"method={USER_METHOD}:Glidin"], ["Glidin", "'Gliding'"]),
         (["lr=-1"], ["lr=-1", "positive"]),
         (["lr=nan"], ["lr=nan"]),
         (["lr=quick"], ["lr=quick", "number"]),
@@ -66,20 +66,22 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
         (["model=nowhere.py:network"], ["nowhere.py"]),
         (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
-        ([f"model={OWN}:nett"], ["no 'nett'", "'network'"]),
-        ([f"model={OWN}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
-        ([f"model={OWN}:network", "model_head=hidden"], ["hidden", "last"]),
+        ([f"model={USER_METHOD}:nett"], ["no 'nett'", "'network'"]),
+        ([f"model={USER_METHOD}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
+        ([f"model={USER_METHOD}:network", "model_head=hidden"], ["hidden", "last"]),
     ],
 )
-def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:
-    """Names what was found and what is known; no folder is made, not even for TensorBoard."""
+def test_a_mistake_in_the_configuration(
+    fedrane: Driver, tmp_path: Path, words: list[str], fragments: list[str]
+) -> None:
+    """Names the mistake and what is known; no folder is made, not even for TensorBoard."""
     (tmp_path / "broken.toml").write_text("rounds = 3\nclients = = 4\n")
-    refused(fedrane("run", "--tensorboard", "--out", "run", *words, cwd=tmp_path), *said)
+    refused(fedrane("run", "--tensorboard", "--out", "run", *words, cwd=tmp_path), *fragments)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "fragments"),
     [
         (["--methods", "fedavg,fedpr"], ["fedpr"]),
         (["--methods", ","], ["--methods"]),
@@ -96,13 +98,13 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["dataset=digits", "engine=stackd"], ["'stacked'"]),
     ],
 )
-def test_a_mistake_in_a_comparison(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:
+def test_a_mistake_in_a_comparison(fedrane: Driver, tmp_path: Path, words: list[str], fragments: list[str]) -> None:
     """All methods are known to be right before the first of them runs."""
-    refused(fedrane("compare", "--out", "all", *words, cwd=tmp_path), *said)
+    refused(fedrane("compare", "--out", "all", *words, cwd=tmp_path), *fragments)
     assert not list(tmp_path.iterdir())
 
 
-def test_as_the_installed_command_says_it(tmp_path: Path) -> None:
+def test_as_the_installed_command_prints_it(tmp_path: Path) -> None:
     """The same from a process of its own, without a folder named: none is made."""
     refused(executable(tmp_path, "run", "dataset=fmist").wait(), "fmist", "fmnist")
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
@@ -187,7 +189,7 @@ DAMAGES = [_cut, _zeros, _nothing, _other, _torn]
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint(fedrane: Driver, copy: Path, finished: Path, damage: Callable[[bytes], bytes]) -> None:
-    """The run goes on from the one before it, says so, and ends in the same bytes."""
+    """The run goes on from the one before it, reports that, and ends in the same bytes."""
     newest = copy / "checkpoints" / max(checkpoints(copy))
     newest.write_bytes(damage(newest.read_bytes()))
     ended = fedrane("resume", copy)
@@ -210,7 +212,7 @@ def test_all_checkpoints_damaged(fedrane: Driver, copy: Path, damage: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "fragments"),
     [
         ("config.toml", b"rounds = = 3", "TOML"),
         ("partition.npz", b"PK", "corrupt"),
@@ -218,10 +220,10 @@ def test_all_checkpoints_damaged(fedrane: Driver, copy: Path, damage: Callable[[
         ("metrics.jsonl", b"\xff\xfe\n\n", "line 1"),
     ],
 )
-def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: bytes, said: str) -> None:
+def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: bytes, fragments: str) -> None:
     """The file is named."""
     (copy / name).write_bytes(content)
-    refused(fedrane("resume", copy), name, said)
+    refused(fedrane("resume", copy), name, fragments)
 
 
 def test_training_that_diverges(fedrane: Driver, tmp_path: Path) -> None:

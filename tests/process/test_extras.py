@@ -1,4 +1,4 @@
-"""Without an extra, what needs it says how to install it, in one line and before anything is made."""
+"""Without an extra, what needs it reports how to install it, in one line and before anything is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBCOMMANDS = {
     "new": ("app", "clients=3"),
     "deal": ("app", "data"),
     "certs": ("certs",),
-    "predict": ("client", "rows.npz"),
+    "predict": ("client", "examples.npz"),
 }
 
 

@@ -18,7 +18,7 @@ EVEN = (*TINY, "rounds=6")
 
 
 def complains(ended: Ended, path: Path | str) -> None:
-    """One line that says what could not be written and why."""
+    """One line with what could not be written and why."""
     assert ended.status == 2
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("error:")
@@ -50,11 +50,11 @@ def leave(disk: Path, room: int) -> Path:
 
 def test_a_checkpoint_too_large(fedrane: Driver, tmp_path: Path) -> None:
     """Where a checkpoint outgrows what a file may hold, the one before it stands."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, reference = tmp_path / "run", tmp_path / "reference"
     assert fedrane("run", "--out", tmp_path / "first", *GROWING[:-1], "rounds=1").status == 0
-    assert fedrane("run", "--out", whole, *GROWING).status == 0
+    assert fedrane("run", "--out", reference, *GROWING).status == 0
     limit = len(checkpoints(tmp_path / "first")["round-000001.safetensors"]) + 1000
-    assert len(checkpoints(whole)["round-000008.safetensors"]) > limit
+    assert len(checkpoints(reference)["round-000008.safetensors"]) > limit
     ended = fedrane("run", "--out", run, *GROWING, limit=limit)
     complains(ended, run / "checkpoints")
     done = lines(run) - 1
@@ -63,18 +63,18 @@ def test_a_checkpoint_too_large(fedrane: Driver, tmp_path: Path) -> None:
     assert not leftovers(run)
     complains(fedrane("resume", run, limit=limit), run / "checkpoints")
     assert fedrane("resume", run).status == 0
-    same_run(run, whole)
+    same_run(run, reference)
 
 
 def test_no_room_for_the_first_checkpoint(fedrane: Driver, tmp_path: Path) -> None:
-    """There is no model yet, and the run begins anew when it is resumed."""
+    """There is no model yet, and the run starts again when it is resumed."""
     run = tmp_path / "run"
     complains(fedrane("run", "--out", run, *EVEN, limit=20_000), run / "checkpoints")
     with pytest.raises(library.FedraneError, match="no checkpoint"):
         library.load(run)
     assert fedrane("resume", run).status == 0
-    assert fedrane("run", "--out", tmp_path / "whole", *EVEN).status == 0
-    same_run(run, tmp_path / "whole")
+    assert fedrane("run", "--out", tmp_path / "reference", *EVEN).status == 0
+    same_run(run, tmp_path / "reference")
 
 
 def test_no_room_for_a_metrics_line(fedrane: Driver, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_no_room_for_a_metrics_line(fedrane: Driver, tmp_path: Path) -> None:
     complains(fedrane("run", "--out", run, *words, limit=5000), run / "metrics.jsonl")
     assert (run / "metrics.jsonl").stat().st_size == 5000
     assert fedrane("resume", run).status == 0
-    assert fedrane("run", "--out", tmp_path / "whole", *words).status == 0
-    same_run(run, tmp_path / "whole")
+    assert fedrane("run", "--out", tmp_path / "reference", *words).status == 0
+    same_run(run, tmp_path / "reference")
 
 
 def test_no_room_to_begin(fedrane: Driver, tmp_path: Path) -> None:
@@ -99,21 +99,21 @@ def test_no_room_to_begin(fedrane: Driver, tmp_path: Path) -> None:
 def test_the_disk_is_full_after_some_rounds(fedrane: Driver, disk: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Two checkpoints fit but not a third; once the disk has room, the run goes on."""
     run = disk / "run"
-    assert fedrane("run", "--out", tmp_path / "whole", *EVEN).status == 0
-    size = len(checkpoints(tmp_path / "whole")["round-000006.safetensors"])
+    assert fedrane("run", "--out", tmp_path / "reference", *EVEN).status == 0
+    size = len(checkpoints(tmp_path / "reference")["round-000006.safetensors"])
     ballast = leave(disk, int(2.5 * size) + 40_000)
     complains(fedrane("run", *more, "--out", run, *EVEN), run)
     assert library.load(run).round == 2
     assert not leftovers(run)
     ballast.unlink()
     assert fedrane("resume", run).status == 0
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
 
 
 def test_the_disk_fills_to_the_last_byte(fedrane: Driver, disk: Path, tmp_path: Path) -> None:
     """Whichever file is the one without room, and however often: nothing is lost on the way."""
     run = disk / "run"
-    assert fedrane("run", "--out", tmp_path / "whole", *EVEN).status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *EVEN).status == 0
     page = os.statvfs(disk).f_bsize
     for pages in range(3, 80, 7):
         ballast = leave(disk, pages * page)
@@ -124,4 +124,4 @@ def test_the_disk_fills_to_the_last_byte(fedrane: Driver, disk: Path, tmp_path: 
             break
         complains(ended, run)
     assert fedrane("resume", run).status == 0
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")

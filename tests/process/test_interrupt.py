@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import fedrane as library
-from harness import OWN, TINY, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
+from harness import TINY, USER_METHOD, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
 
-WORDS = (*TINY, f"method={OWN}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
-SAID = "finishing this round"
+WORDS = (*TINY, f"method={USER_METHOD}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
+FINISHING = "finishing this round"
 
 
 class Gate:
@@ -38,7 +38,7 @@ def interrupt(process: Process, gate: Gate) -> Ended:
     """Ctrl-C in the middle of a round, which then goes on."""
     gate.await_run()
     process.send(signal.SIGINT)
-    until(lambda: SAID in process.said, "the process has heard")
+    until(lambda: FINISHING in process.output, "the process has got the signal")
     gate.open()
     return process.wait()
 
@@ -53,20 +53,20 @@ def test_once_finishes_the_round_and_saves(fedrane: Driver, tmp_path: Path) -> N
     assert lines(run) == 5
     assert max(checkpoints(run)) == "round-000005.safetensors"
     assert not (run / "summary.json").exists()
-    assert fedrane("run", "--out", tmp_path / "whole", *WORDS).status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *WORDS).status == 0
     resumed = fedrane("resume", run)
     assert resumed.status == 0
     assert "after round 5" in resumed.stdout
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
 
 
 def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
-    """The round is given up, although it would go on for ever, and the last checkpoint is whole."""
+    """The round is given up, although it would go on for ever, and the last checkpoint is complete."""
     gate, run = Gate(tmp_path, round=5), tmp_path / "run"
     process = fedrane.start("run", "--out", run, *WORDS, env=gate.env)
     gate.await_run()
     process.send(signal.SIGINT)
-    until(lambda: SAID in process.said, "the process has heard")
+    until(lambda: FINISHING in process.output, "the process has got the signal")
     process.send(signal.SIGINT)
     ended = process.wait()
     assert ended.status == 130
@@ -74,15 +74,15 @@ def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
     assert library.load(run).round == 3
     gate.open()
-    assert fedrane("run", "--out", tmp_path / "whole", *WORDS).status == 0
+    assert fedrane("run", "--out", tmp_path / "reference", *WORDS).status == 0
     assert fedrane("resume", run).status == 0
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "reference")
 
 
 def test_in_the_last_round_there_is_nothing_to_go_on_with(fedrane: Driver, tmp_path: Path) -> None:
     """A run that is done when it could stop has simply ended."""
     gate, run = Gate(tmp_path, round=3), tmp_path / "run"
-    words = (*TINY, f"method={OWN}:Plain", "rounds=3")
+    words = (*TINY, f"method={USER_METHOD}:Plain", "rounds=3")
     ended = interrupt(fedrane.start("run", "--out", run, *words, env=gate.env), gate)
     assert ended.status == 0
     assert "results:" in ended.stdout
@@ -103,25 +103,27 @@ def test_with_json_only_json_is_on_standard_output(fedrane: Driver, tmp_path: Pa
 def test_a_comparison_goes_on_with_the_same_command(fedrane: Driver, tmp_path: Path) -> None:
     """Stopped in the middle of its first run, a comparison leaves the rest to the next call."""
     gate, words = Gate(tmp_path, round=2), (*TINY, "rounds=3")
-    command = ("compare", "--no-report", "--methods", f"{OWN}:Plain,local", *words)
+    command = ("compare", "--no-report", "--methods", f"{USER_METHOD}:Plain,local", *words)
     ended = interrupt(fedrane.start(*command, "--out", tmp_path / "stopped", env=gate.env), gate)
     assert ended.status == 130
     assert "same command" in ended.stdout
-    for out in ("stopped", "whole"):
+    for out in ("stopped", "reference"):
         assert fedrane(*command, "--out", tmp_path / out).status == 0
-    runs = sorted(path.parent.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("config.toml"))
+    runs = sorted(
+        path.parent.relative_to(tmp_path / "reference") for path in (tmp_path / "reference").rglob("config.toml")
+    )
     assert len(runs) == 2
     for run in runs:
-        same_run(tmp_path / "stopped" / run, tmp_path / "whole" / run)
+        same_run(tmp_path / "stopped" / run, tmp_path / "reference" / run)
 
 
 def test_asked_at_any_moment_what_is_done_is_saved(tmp_path: Path) -> None:
     """Wherever in a round the wish to stop comes, the round that the run ends with has its checkpoint."""
     experiment = library.Experiment.from_words((*WORDS, "eval_every=8"))
     for asked in range(8):
-        answers = itertools.chain([False] * asked, itertools.repeat(True))
+        stops = itertools.chain([False] * asked, itertools.repeat(True))
         run = tmp_path / str(asked)
-        result = library.run(experiment, run, stop=lambda answers=answers: next(answers))
+        result = library.run(experiment, run, stop=lambda stops=stops: next(stops))
         assert not result.finished
         assert library.load(run).round == result.round
 

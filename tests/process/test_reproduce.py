@@ -13,7 +13,7 @@ from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
 from problems import SLOW
 
-OWN = Path(__file__).parent.parent / "reproduce" / "own.py"
+USER_METHOD = Path(__file__).parent.parent / "reproduce" / "own.py"
 TINY = ("model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu", "checkpoint_every=1")
 TABLE = ("reproduce", "table-gfl", "--dataset", "digits", "--alpha", "0.5")
 
@@ -23,13 +23,13 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def told(output: str) -> list[str]:
+def finished_cells(output: str) -> list[str]:
     """The cells that were run, in their order."""
     return re.findall(r"^\[\d+/\d+\] (.*?):", output, re.MULTILINE)
 
 
 def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Path) -> None:
-    names = f"fedavg,fedprox,{OWN}:Broken,fedrane-wo-lra"
+    names = f"fedavg,fedprox,{USER_METHOD}:Broken,fedrane-wo-lra"
     command = (*TABLE, "--methods", names, "--seeds", "2", "--rounds", "2", *TINY)
     at_once = fedrane(*command, "--dry-run", "--json", cwd=tmp_path)
     assert at_once.status == 0, at_once.stderr
@@ -50,7 +50,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
 
     ended = fedrane(*command, cwd=tmp_path)
     assert ended.status == 1, "a cell has failed"
-    assert len(told(ended.stdout)) == len(cells)
+    assert len(finished_cells(ended.stdout)) == len(cells)
     row = r"{} +\d+\.\d\d ± \d+\.\d\d"
     for title in ("FedAvg", "FedProx", "FedRANE w/o LRA"):
         assert re.search(row.format(title), ended.stdout), ended.stdout
@@ -60,7 +60,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
         assert "Broken" in (tmp_path / "runs" / "reproduce" / f"table-gfl.{suffix}").read_text()
 
     again = fedrane(*command, "--show", cwd=tmp_path)
-    assert told(again.stdout) == []
+    assert finished_cells(again.stdout) == []
     tables = [text.partition("Methods of the G-FL table")[2] for text in (ended.stdout, again.stdout)]
     assert tables[0] == tables[1], "the table needs only the results"
 
@@ -68,10 +68,10 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
 @SLOW
 def test_killed_and_started_again_it_runs_what_is_missing(fedrane: Driver, tmp_path: Path) -> None:
     command = (*TABLE, "--methods", "fedavg,fedprox,feddyn", "--seeds", "1", "--rounds", "40", *TINY)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
+    reference, killed = tmp_path / "reference", tmp_path / "killed"
+    for folder in (reference, killed):
         folder.mkdir()
-    assert fedrane(*command, cwd=whole).status == 0
+    assert fedrane(*command, cwd=reference).status == 0
     process = fedrane.start(*command, cwd=killed)
     second = killed / "runs" / "reproduce" / "cells"
     until(lambda: any(lines(path) >= 5 for path in second.glob("*-fedprox-*")), "the second cell is on its way")
@@ -81,11 +81,11 @@ def test_killed_and_started_again_it_runs_what_is_missing(fedrane: Driver, tmp_p
     assert [record["method"] for record in before] == ["fedavg"]
     ended = fedrane(*command, cwd=killed)
     assert ended.status == 0, ended.stderr
-    assert told(ended.stdout) == [f"{name} on digits, α 0.5, seed 0" for name in ("FedProx", "FedDYN")]
+    assert finished_cells(ended.stdout) == [f"{name} on digits, α 0.5, seed 0" for name in ("FedProx", "FedDYN")]
     after = results(killed)
     assert after[0] == before[0], "what was done is left alone"
     assert after[1]["other_seconds"] is None, "the cell that was killed was resumed, not begun again"
-    for one, other in zip(after, results(whole), strict=True):
+    for one, other in zip(after, results(reference), strict=True):
         assert [one["settings"], one["global"]] == [other["settings"], other["global"]]
 
 
@@ -95,7 +95,7 @@ def test_two_sweeps_share_the_work(fedrane: Driver, tmp_path: Path) -> None:
     both = [fedrane.start(*command, cwd=tmp_path) for _ in range(2)]
     ended = [process.wait() for process in both]
     assert [end.status for end in ended] == [0, 0], [end.stderr for end in ended]
-    done = [cell for end in ended for cell in told(end.stdout)]
+    done = [cell for end in ended for cell in finished_cells(end.stdout)]
     assert sorted(done) == sorted(set(done)), "no cell was run twice"
     assert len(done) == len(results(tmp_path)) == 12
 
@@ -105,15 +105,15 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     command = ("tune", "fedprox", "--rounds", "3", *grid, *TINY)
     first = fedrane(*command, cwd=tmp_path)
     assert first.status == 0, first.stderr
-    assert len(told(first.stdout)) == 2
-    assert not told(fedrane(*command, cwd=tmp_path).stdout), "nothing is tried twice"
+    assert len(finished_cells(first.stdout)) == 2
+    assert not finished_cells(fedrane(*command, cwd=tmp_path).stdout), "nothing is tried twice"
     ended = fedrane(
         *TABLE, "--methods", "fedprox", "--seeds", "1", "--rounds", "1", "--tuned", "experiments/tuned.toml", *TINY,
         cwd=tmp_path,
     )  # fmt: skip
     assert ended.status == 0, ended.stderr
     (record,) = results(tmp_path)
-    assert record["settings"]["lr"] == 0.5, "a rate of nearly nothing learns nothing"
+    assert record["settings"]["lr"] == 0.5, "a learning rate near zero learns nothing"
 
 
 def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) -> None:
@@ -135,26 +135,26 @@ def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) 
     assert tuned.read_text() == chosen
 
 
-def test_a_file_that_tuning_cannot_write_is_told_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:
+def test_a_file_that_tuning_cannot_write_is_an_error_before_the_trials(fedrane: Driver, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = fedrane("tune", "fedprox", "--tuned", "file/tuned.toml", *TINY, cwd=tmp_path)
     assert ended.status == 2
     assert "cannot be written" in ended.stderr
-    assert not told(ended.stdout)
+    assert not finished_cells(ended.stdout)
 
 
 def test_a_method_without_a_good_trial_does_not_stop_the_others(fedrane: Driver, tmp_path: Path) -> None:
-    own = f"{OWN}:Exploding"
-    ended = fedrane("tune", f"{own},fedavg", "--grid", "lr=0.1", "--rounds", "2", *TINY, cwd=tmp_path)
+    method = f"{USER_METHOD}:Exploding"
+    ended = fedrane("tune", f"{method},fedavg", "--grid", "lr=0.1", "--rounds", "2", *TINY, cwd=tmp_path)
     assert ended.status == 1
-    assert f"no trial of {own} finished" in ended.stdout
+    assert f"no trial of {method} finished" in ended.stdout
     assert 'method = "fedavg"' in (tmp_path / "experiments" / "tuned.toml").read_text()
 
 
 def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:
     head = 'title = "Mine"\nkind = "table"\nmeasures = ["globl"]\nrows = ["fedavg"]\n'
     (tmp_path / "mine.toml").write_text(head + 'datasets = ["digits"]\nalphas = [0.5]\nseeds = 1\n')
-    for words, said in (
+    for words, expected in (
         (("reproduce", "table-glf"), "Did you mean 'table-gfl'"),
         ((*TABLE, "--methods", "fedavgg"), "Did you mean 'fedavg'"),
         (("reproduce", "table-gfl", "--dataset", "fmnits"), "Did you mean 'fmnist'"),
@@ -169,6 +169,6 @@ def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:
     ):
         ended = fedrane(*words, cwd=tmp_path)
         assert ended.status == 2
-        assert said in ended.stderr
+        assert expected in ended.stderr
         assert ended.stderr.count("\n") == 1
         assert not results(tmp_path), "nothing is recorded"

@@ -1,4 +1,4 @@
-"""Comparisons that say what differs."""
+"""Comparisons that report what differs."""
 
 from __future__ import annotations
 

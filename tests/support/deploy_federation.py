@@ -31,8 +31,8 @@ PATIENCE = 600.0
 def commands() -> list[tuple[str, str]]:
     """The page's tested blocks, in order, each with whether it is done once or stays."""
     blocks = re.findall(r"^<!-- test: (\w+) -->\n```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    kinds = ["once", "stays", "once", "stays", "stays", "stays", "once", "once", "stays", "once"]
-    assert [kind for kind, _ in blocks] == kinds
+    modes = ["once", "stays", "once", "stays", "stays", "stays", "once", "once", "stays", "once"]
+    assert [mode for mode, _ in blocks] == modes
     return blocks
 
 
@@ -73,7 +73,7 @@ class Program:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     @property
@@ -103,8 +103,8 @@ class Federation:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder / "flwr")}
         quiet |= {"HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
         self.env = environment(PATH=path, PYTHONPATH=str(ROOT / "src"), **quiet)
-        once = [text for kind, text in commands() if kind == "once"]
-        stays = [text for kind, text in commands() if kind == "stays"]
+        once = [text for mode, text in commands() if mode == "once"]
+        stays = [text for mode, text in commands() if mode == "stays"]
         self.prepare, self.register, self.run_command, self.predict, self.simulate = map(self.adapt, once)
         self.link, *self.nodes, self.simulation_link = map(self.adapt, stays)
 
@@ -131,8 +131,8 @@ class Federation:
 
     def listening(self, name: str, script: str) -> None:
         link = self.start(name, script)
-        until(lambda: "Application startup complete" in link.said or not link.running, "the SuperLink is up")
-        assert link.running, link.said
+        until(lambda: "Application startup complete" in link.output or not link.running, "the SuperLink is up")
+        assert link.running, link.output
 
     def start_nodes(self) -> None:
         for k, script in enumerate(self.nodes):
@@ -148,7 +148,7 @@ class Federation:
             if not program.running:
                 program.start()
                 time.sleep(3)
-            return "SuperNode ID" in program.said[since:]
+            return "SuperNode ID" in program.output[since:]
 
         until(entered, f"node {k} has entered")
 
@@ -197,7 +197,7 @@ class Federation:
         return read(path).client_states[0]
 
     def logs(self) -> str:
-        return "\n".join(f"==== {name}\n{program.said[-3000:]}" for name, program in self.programs.items())
+        return "\n".join(f"==== {name}\n{program.output[-3000:]}" for name, program in self.programs.items())
 
 
 def controls_sum_up(federation: Federation, out: str) -> None:

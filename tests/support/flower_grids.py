@@ -138,5 +138,5 @@ def looped(scratch: Path, nodes: int = 6, **tampering: Any) -> Iterator[Loop]:
         simulation._open.remove(loop)
 
 
-def trained(messages: Iterable[Message], kind: str = "train") -> Iterator[Message]:
-    return (m for m in messages if m.metadata.message_type == kind)
+def trained(messages: Iterable[Message], message_type: str = "train") -> Iterator[Message]:
+    return (m for m in messages if m.metadata.message_type == message_type)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedrane.training.run_folder import CALIBRATION, CONFIG, METADATA, METRICS, PARTITION, SUMMARY, TIMINGS
 
 DRIVER = Path(__file__).parent.parent / "process" / "driver.py"
-OWN = Path(__file__).parent.parent / "process" / "own.py"
+USER_METHOD = Path(__file__).parent.parent / "process" / "own.py"
 """A user's own method and network."""
 FEDRANE = Path(sys.executable).with_name("fedrane")
 PATIENCE = 300.0
@@ -59,7 +59,7 @@ class Process:
         os.kill(self.pid, number)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All so far, on both streams."""
         return self._stdout.read_text() + self._stderr.read_text()
 

@@ -1,4 +1,4 @@
-"""Small problems with known answers, for the laws."""
+"""Small problems with known solutions, for the laws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slow_except(fast: Collection[str], names: Iterable[str]) -> list[Any]:
 
 EVERY_METHOD = slow_except([name for name, entry in METHODS.items() if not entry.preset], METHODS)
 """Of which a method with an option off is slow."""
-FEW = ("fedavg", "scaffold", "fedbabu")
+ALWAYS_TESTED = ("fedavg", "scaffold", "fedbabu")
 """Methods that are quick: without a state, with one at both sides, with training at the end."""
 
 
@@ -61,7 +61,7 @@ def federation(
     sgd: SGD | None = None,
     **settings: Any,
 ) -> Federation:
-    """A federation whose clients train on exactly these rows."""
+    """A federation whose clients train on exactly these examples."""
     task = task_of(
         network(dataset.shape, len(dataset.classes)),
         head,
@@ -76,13 +76,13 @@ def federation(
 
 
 class Listener(Callback):
-    """Keeps what a run says."""
+    """Keeps the messages of a run."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
-        self.heard.append(text)
+        self.messages.append(text)
 
 
 def quick(**changes: Any) -> Experiment:
@@ -100,9 +100,9 @@ def quick(**changes: Any) -> Experiment:
 
 
 class Quadratics:
-    """Clients whose loss is ½ (w − a_k)ᵀ H_k (w − a_k) in the head's weight, whatever their rows: minima are known.
+    """Clients whose loss is ½ (w − a_k)ᵀ H_k (w − a_k) in the head's weight, for any examples: minima are known.
 
-    Takes the place of the protocol's own objective, so that every method built upon it runs on quadratics unchanged.
+    Replaces the protocol's objective, so that every method built upon it runs on quadratics unchanged.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clients: int = 3, size: int = 4, seed: int = 0) -> None:

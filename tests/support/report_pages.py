@@ -28,9 +28,9 @@ def runs(root: Path) -> list[Line]:
     return gather([root])[0]
 
 
-def points(rows: int = 40) -> Points:
+def points(number: int = 40) -> Points:
     draws = np.random.default_rng(0)
-    return Points(4, draws.normal(size=(rows, 2)), np.arange(rows) % len(CLASSES))
+    return Points(4, draws.normal(size=(number, 2)), np.arange(number) % len(CLASSES))
 
 
 def full(root: Path) -> str:

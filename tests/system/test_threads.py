@@ -188,7 +188,9 @@ def test_resume_says_where_it_cannot_be_sure(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "cores", lambda: 2)
         fedrane.resume(tmp_path / "run", callbacks=[listener])
-    assert listener.heard == ["begun on 3 threads, and this machine has 2: last digits may differ, and it may be slow"]
+    assert listener.messages == [
+        "begun on 3 threads, and this machine has 2: last digits may differ, and it may be slow"
+    ]
 
 
 def test_a_folder_from_before_there_were_threads_is_resumed(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_threads_go_on_where_processes_cannot_to_the_same_bits(
     listener = Listener()
     gone_on = fedrane.resume(tmp_path / "run", dataset=pictures(), callbacks=[listener])
     same_end(whole, gone_on)
-    assert listener.heard == [
+    assert listener.messages == [
         "engine=processes cannot be used here: forking is not safe. Going on with engine=threaded, to the same bits"
     ]
     assert Experiment.from_toml(tmp_path / "run" / CONFIG).engine == "processes", "what it was begun with"

@@ -73,11 +73,11 @@ def test_no_other_temperature_is_likelier(sharpness: float) -> None:
 
 
 def test_how_examples_lie_with_the_clients_does_not_matter() -> None:
-    whole = drawn(300, 3.0)
+    full = drawn(300, 3.0)
     parts = [
-        ClientScores(whole.scores[examples], whole.y[examples]) for examples in torch.arange(300).split([10, 250, 40])
+        ClientScores(full.scores[examples], full.y[examples]) for examples in torch.arange(300).split([10, 250, 40])
     ]
-    assert fit(parts, [0.01] * 3) == pytest.approx(fit([whole], [0.01]), rel=1e-9)
+    assert fit(parts, [0.01] * 3) == pytest.approx(fit([full], [0.01]), rel=1e-9)
 
 
 def test_a_model_without_errors_is_not_taken_for_certain() -> None:
@@ -105,8 +105,8 @@ def digits(method: str, **changes: Any) -> Result:
 def calibration_error(chances: Tensor, y: Tensor, bins: int = 15) -> float:
     """The expected calibration error: the distance of confidence from accuracy, over bins of confidence."""
     sure, label = chances.double().max(1)
-    place = (sure * bins).ceil().long()
-    gaps = [(sure - (label == y).double())[place == b].sum().abs() for b in range(bins + 1)]
+    interval = (sure * bins).ceil().long()
+    gaps = [(sure - (label == y).double())[interval == b].sum().abs() for b in range(bins + 1)]
     return float(sum(gaps)) / len(y)
 
 
@@ -154,11 +154,11 @@ def scrambled(result: Result, keep: str) -> Result:
     return replace(result, federation=replace(result.federation, train=train, test=test))
 
 
-@pytest.mark.parametrize(("share", "kind"), [(0.0, "train"), (0.2, "validation")])
-def test_test_examples_are_not_looked_at(share: float, kind: str) -> None:
+@pytest.mark.parametrize(("share", "which"), [(0.0, "train"), (0.2, "validation")])
+def test_test_examples_are_not_looked_at(share: float, which: str) -> None:
     """Only the labels of the examples that it is fitted to matter."""
     result = digits("spherefed", rounds=2, validation=share)
-    again = scrambled(result, kind)
+    again = scrambled(result, which)
     assert calibration.calibrate(result, again.federation, None) == result.calibration
     assert calibration.calibrate(result, scrambled(result, "test").federation, None) != result.calibration
 
@@ -187,13 +187,13 @@ def small(tmp_path: Path, name: str, method: Any = None, **settings: Any) -> Res
 
 
 def test_a_resumed_run_has_the_same_temperature(tmp_path: Path) -> None:
-    whole = small(tmp_path, "whole")
+    full = small(tmp_path, "reference")
     stopped = small(tmp_path, "stopped", stop=lambda: True)
     assert stopped.calibration == {}
     assert not (tmp_path / "stopped" / CALIBRATION).exists()
     rest = {"dataset": conformance.blobs(), "model": conformance.network()}
-    assert fedrane.resume(tmp_path / "stopped", **rest).calibration == whole.calibration
-    files = [(tmp_path / name / CALIBRATION).read_bytes() for name in ("whole", "stopped")]
+    assert fedrane.resume(tmp_path / "stopped", **rest).calibration == full.calibration
+    files = [(tmp_path / name / CALIBRATION).read_bytes() for name in ("reference", "stopped")]
     assert files[0] == files[1]
 
 

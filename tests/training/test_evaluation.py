@@ -27,9 +27,9 @@ class Oracle:
         return Model({"w": torch.tensor(client % 3)}, {})
 
     def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted:
-        kind = int(model.params["w"])
+        mode = int(model.params["w"])
         y = pool.y.numpy()[examples]
-        labels = [y, np.zeros_like(y), (y + 1) % 3][kind]
+        labels = [y, np.zeros_like(y), (y + 1) % 3][mode]
         self.asked.append(len(examples))
         return Predicted(labels, np.full(len(examples), 0.5))
 
@@ -48,21 +48,21 @@ def four_clients(
     return Federation(fed.task, fed.train, fed.test, Split(fed.split.train, *parts), fed.batch, fed.seed)
 
 
-def case(answers: tuple[str, ...], validation: bool = False) -> dict[str, object]:
+def case(available: tuple[str, ...], validation: bool = False) -> dict[str, object]:
     """Clients 0 and 3 are always right, 1 predicts class 0, 2 is always wrong."""
     fed = four_clients(held=([12], [13, 14], [15], []) if validation else ([],) * 4)
 
     class Declared(Algorithm):
         pass
 
-    Declared.models = answers
+    Declared.models = available
     server = State(Model({"w": torch.tensor(1)}, {}), {})
     return evaluate(Oracle(), fed, Declared(), server, {}, 1)
 
 
 def test_global_measures() -> None:
     m = case((GLOBAL,))
-    assert m["global/accuracy"] == pytest.approx(1 / 3), "class 0 is a third of the official test rows"
+    assert m["global/accuracy"] == pytest.approx(1 / 3), "class 0 is a third of the official test examples"
     assert m["global/recall"] == [1.0, 0.0, 0.0]
     assert m["global/balanced_accuracy"] == pytest.approx(1 / 3)
     assert m["global/loss"] == 0.5
@@ -132,4 +132,4 @@ def test_minority_accuracy_counts_only_their_examples() -> None:
     m = evaluate(Oracle(), fed, Declared(), NOBODY, {}, 1)
     assert m["personal/minority_accuracy"] == 1.0
     m = evaluate(Oracle(), fed, Algorithm(), State(Model({"w": torch.tensor(1)}, {}), {}), {}, 1)
-    assert m["global/minority_accuracy"] == 0.0, "it says class 0 where the minority is class 1"
+    assert m["global/minority_accuracy"] == 0.0, "it predicts class 0 where the minority is class 1"

@@ -1,4 +1,4 @@
-"""What a trained model takes, and what it refuses rather than answer wrongly."""
+"""What a trained model takes, and what it refuses rather than predict wrongly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedrane.data import load
 from fedrane.errors import DataError
 from fedrane.methods.fedavg import FedAvg
 from fedrane.testing import conformance
-from fedrane.training.predictor import Inputs, read_rows
+from fedrane.training.predictor import Inputs, read_named_inputs
 
 DIGITS = load("digits")
 BYTES = torch.from_numpy(DIGITS.x_test)
@@ -49,8 +49,8 @@ def test_fractions_are_answered_as_bytes_are(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_short_fractions_lose_no_more_than_they_have_lost(dtype: torch.dtype) -> None:
     """They are widened before they are multiplied."""
-    short = (BYTES / 255).to(dtype)
-    assert torch.equal(images()(short), images()(short.float()))
+    fractions = (BYTES / 255).to(dtype)
+    assert torch.equal(images()(fractions), images()(fractions.float()))
 
 
 def test_black_and_white_is_fractions() -> None:
@@ -65,7 +65,7 @@ def test_black_and_white_is_fractions() -> None:
         (BYTES.double(), "divide by"),
         (BYTES.long(), "as uint8"),
         (BYTES.to(torch.int16) * 200, "65535"),
-        (BYTES / 255 - 0.5, "do not normalise"),
+        (BYTES / 255 - 0.5, "normalised"),
         (torch.full((2, 1, 8, 8), 1.01), "from 1.01"),
         (torch.full((2, 1, 8, 8), torch.nan), "not a number"),
         (torch.full((2, 1, 8, 8), torch.inf), "to inf"),
@@ -109,7 +109,7 @@ def test_only_tensors_are_taken() -> None:
         images()(DIGITS.x_test)  # type: ignore[arg-type]
 
 
-def test_nothing_is_answered_with_nothing() -> None:
+def test_an_empty_batch_has_no_predictions() -> None:
     assert images()(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
 
 
@@ -147,11 +147,11 @@ def test_values_need_not_be_looked_at() -> None:
     model.check_values = False
     assert model(torch.full((1, 6), torch.nan)).isnan().all()
     examples = torch.zeros(4, 6, dtype=torch.float64)
-    stacked = torch.func.vmap(lambda row: model(row[None])[0])(examples)
+    stacked = torch.func.vmap(lambda example: model(example[None])[0])(examples)
     torch.testing.assert_close(stacked, model(examples))
 
 
-def test_a_compiled_model_answers_alike() -> None:
+def test_a_compiled_model_predicts_alike() -> None:
     compiled = torch.no_grad()(torch.compile(images(), backend="eager"))
     torch.testing.assert_close(compiled(BYTES[:4] / 255), images()(BYTES[:4]))
     torch.testing.assert_close(compiled(BYTES[:4]), images()(BYTES[:4]))
@@ -161,9 +161,9 @@ def test_a_compiled_model_answers_alike() -> None:
 
 
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
-def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
+def test_examples_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
-    examples = np.stack([row for _, row in read_rows(tmp_path / "x.npz", (1, 8, 8), 0)])
+    examples = np.stack([example for _, example in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
     assert examples.dtype == np.uint8
     assert np.array_equal(examples, DIGITS.x_test)
 
@@ -174,14 +174,14 @@ def test_rows_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
         (DIGITS.x_test.astype(np.float32), "divide by"),
         (DIGITS.x_test.astype(np.int64), "as uint8"),
         (DIGITS.x_test.astype(np.uint16) * 257, "65535"),
-        (DIGITS.x_test / 255 - 0.5, "do not normalise"),
+        (DIGITS.x_test / 255 - 0.5, "normalised"),
         (np.full((2, 8, 8), np.nan), "not a number"),
     ],
 )
 def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
     with pytest.raises(DataError) as error:
-        list(read_rows(tmp_path / "x.npz", (1, 8, 8), 0))
+        list(read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0))
     assert word in str(error.value)
     assert str(tmp_path / "x.npz") in str(error.value)
 
@@ -189,10 +189,10 @@ def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) ->
 def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 5)))
     with pytest.raises(DataError, match="columns"):
-        list(read_rows(tmp_path / "x.npz", (6,), 0))
+        list(read_named_inputs(tmp_path / "x.npz", (6,), 0))
 
 
-def test_the_facts_of_an_older_version_are_enough() -> None:
+def test_the_metadata_of_an_older_version_is_enough() -> None:
     old = {"shape": [1, 8, 8], "classes": ["a", "b"], "mean": [0.5], "std": [0.2]}
     assert Inputs.from_dict(old, Path("metadata.json")).images
     assert not Inputs.from_dict({**old, "shape": [6]}, Path("metadata.json")).images

@@ -28,7 +28,7 @@ from fedrane.report.runs import gather
 from fedrane.testing.conformance import blobs, network, states
 from fedrane.training import loop, run_folder, sessions
 from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
-from harness import OWN
+from harness import USER_METHOD
 from problems import Listener, dense, quick
 
 
@@ -41,8 +41,8 @@ def stopped(experiment: Experiment, out: Path, after: int = 1, **more: Any) -> f
 
 
 def entries(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run / SESSIONS).read_text())
-    return found
+    checkpoint: list[dict[str, Any]] = json.loads((run / SESSIONS).read_text())
+    return checkpoint
 
 
 def files(run: Path) -> dict[Path, bytes]:
@@ -77,14 +77,14 @@ def test_every_session_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_differs_from_run_to_run_is_in_one_file(tmp_path: Path) -> None:
-    """Facts and configuration of one experiment are the same bytes, whoever runs it."""
+    """Metadata and configuration of one experiment are the same bytes, whoever runs it."""
     for name in ("one", "two"):
         fedrane.run(quick(rounds=1), tmp_path / name)
     for name in (METADATA, "config.toml", "partition.npz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_session_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_session_that_fails_records_how(tmp_path: Path) -> None:
     e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
     with pytest.raises(fedrane.FedraneError):
         fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network(False))
@@ -100,10 +100,10 @@ def test_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sessions, "versions", lambda: now | {"torch": "9.9"})
     listener = Listener()
     fedrane.resume(tmp_path / "run", callbacks=[listener])
-    (said,) = listener.heard
-    assert f"torch 9.9 (was {torch.__version__})" in said
-    assert "numpy" not in said
-    assert entries(tmp_path / "run")[1]["notes"] == [said]
+    (note,) = listener.messages
+    assert f"torch 9.9 (was {torch.__version__})" in note
+    assert "numpy" not in note
+    assert entries(tmp_path / "run")[1]["notes"] == [note]
 
 
 def test_the_engine_and_its_threads_are_recorded(tmp_path: Path) -> None:
@@ -144,15 +144,19 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     data, run = npz(tmp_path / "own.npz"), tmp_path / "all" / "m" / "seed-0"
     e = of_file(data)
     stopped(e, run)
-    facts = json.loads((run / METADATA).read_text())
+    metadata = json.loads((run / METADATA).read_text())
     npz(data, seed=1)
     listener = Listener()
     fedrane.resume(run, accept_changes=True, callbacks=[listener], stop=lambda: True)
-    assert any("own.npz changed since" in text for text in listener.heard)
+    assert any("own.npz changed since" in text for text in listener.messages)
     entry, after = entries(run)[1], json.loads((run / METADATA).read_text())
-    assert entry["changed_inputs"] == {"data": {"from": facts["fingerprints"]["data"], "to": after["accepted"]["data"]}}
-    assert after["fingerprints"] == facts["fingerprints"]
-    assert after["inputs"]["mean"] != facts["inputs"]["mean"], "a model answers with the numbers it was trained with"
+    assert entry["changed_inputs"] == {
+        "data": {"from": metadata["fingerprints"]["data"], "to": after["accepted"]["data"]}
+    }
+    assert after["fingerprints"] == metadata["fingerprints"]
+    assert after["inputs"]["mean"] != metadata["inputs"]["mean"], (
+        "a model normalises with the numbers it was trained with"
+    )
     result = fedrane.resume(run)
     assert result.finished
     assert entries(run)[2]["changed_inputs"] == {}
@@ -197,9 +201,9 @@ def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part:
         fedrane.resume(tmp_path / "run", dataset=other)
     close = replace(examples, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
     assert fedrane.resume(tmp_path / "run", dataset=close).finished
-    facts = json.loads((tmp_path / "old" / METADATA).read_text())
-    del facts["fingerprints"]["normalisation"]  # as in a folder of an older version
-    (tmp_path / "old" / METADATA).write_text(json.dumps(facts))
+    metadata = json.loads((tmp_path / "old" / METADATA).read_text())
+    del metadata["fingerprints"]["normalisation"]  # as in a folder of an older version
+    (tmp_path / "old" / METADATA).write_text(json.dumps(metadata))
     assert fedrane.resume(tmp_path / "old", dataset=examples).finished
 
 
@@ -219,7 +223,7 @@ def test_a_network_handed_over_is_known_by_its_layers_and_weights(tmp_path: Path
 
 
 def test_a_partition_that_changed(tmp_path: Path) -> None:
-    """That of the folder is an input; the file it was made from is not needed any more, and it is said so."""
+    """That of the folder is an input; the file it was made from is not needed any more, and a message reports it."""
     saved = tmp_path / "saved.npz"
     fedrane.run(quick(rounds=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "partition.npz", saved)
@@ -230,7 +234,7 @@ def test_a_partition_that_changed(tmp_path: Path) -> None:
     listener = Listener()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     fedrane.resume(tmp_path / "run", callbacks=[listener])
-    assert listener.heard == [f"{saved} changed since the run began: the partition in its folder is used."]
+    assert listener.messages == [f"{saved} changed since the run began: the partition in its folder is used."]
     shutil.copy(saved, tmp_path / "copy" / "partition.npz")
     with pytest.raises(CheckpointError, match=r"the folder's partition\.npz changed"):
         fedrane.resume(tmp_path / "copy")
@@ -302,7 +306,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("norm", ["shared", "local"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
-    """So that states of another version can be recognised; before the finale and after it."""
+    """So that states of another version can be recognised; before the post-training stage and after it."""
     e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
     more = {"dataset": blobs(), "model": network(True)}
     stopped(e, tmp_path / "run", **more)
@@ -314,11 +318,13 @@ def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tm
 def test_states_of_another_version_are_one_clear_error(method: str, lost: str, tmp_path: Path) -> None:
     stopped(quick(method=method, rounds=2), tmp_path / "run")
     (path,) = Folder(tmp_path / "run").checkpoints()
-    found = run_folder.read(path)
-    client_state = found.client_states[2]
+    checkpoint = run_folder.read(path)
+    client_state = checkpoint.client_states[2]
     assert lost in client_state.extra
     extra = {key: value for key, value in client_state.extra.items() if key != lost}
-    run_folder.write(path, found._replace(client_states=found.client_states | {2: client_state._replace(extra=extra)}))
+    run_folder.write(
+        path, checkpoint._replace(client_states=checkpoint.client_states | {2: client_state._replace(extra=extra)})
+    )
     before = files(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"are of another version of {method}.*Start the run again"):
         fedrane.resume(tmp_path / "run")
@@ -328,10 +334,10 @@ def test_states_of_another_version_are_one_clear_error(method: str, lost: str, t
 # ---- a method and a network of one's own
 
 
-def own(tmp_path: Path, **changes: Any) -> tuple[Path, Experiment]:
+def user_method(tmp_path: Path, **changes: Any) -> tuple[Path, Experiment]:
     """A file with a method and a network, and an experiment that names both."""
     file = tmp_path / "own.py"
-    file.write_text(OWN.read_text())
+    file.write_text(USER_METHOD.read_text())
     named = {"method": f"{file}:Gliding", "model": f"{file}:network", "model_head": "classifier"}
     return file, quick(**(named | {"rounds": 3} | changes))
 
@@ -344,9 +350,9 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
     """Accepted, the new code runs, also in the process that has loaded the old; each version's copy is kept."""
-    file, e = own(tmp_path)
+    file, e = user_method(tmp_path)
     stopped(e, tmp_path / "run")
-    file.write_text(OWN.read_text().replace("1 / (1 + length)", "0.0"))
+    file.write_text(USER_METHOD.read_text().replace("1 / (1 + length)", "0.0"))
     with pytest.raises(
         CheckpointError, match=r"the method's file \S+own\.py and the network's file \S+own\.py changed"
     ):
@@ -355,13 +361,13 @@ def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
     result = fedrane.resume(tmp_path / "run", accept_changes=True, stop=lambda: True)
     same_bytes(result.server.model.params, before.model.params)
     copies = [path.read_text() for path in (tmp_path / "run" / "code").glob("own-*.py")]
-    assert sorted(copies) == sorted([OWN.read_text(), file.read_text()])
+    assert sorted(copies) == sorted([USER_METHOD.read_text(), file.read_text()])
 
 
 def test_a_folder_holds_the_code_it_was_made_with(tmp_path: Path) -> None:
     """Whether the file is gone or edited, a model is loaded and a run resumed from the copy."""
-    file, e = own(tmp_path)
-    whole = fedrane.run(e)
+    file, e = user_method(tmp_path)
+    reference = fedrane.run(e)
     stopped(e, tmp_path / "run")
     x = torch.from_numpy(fedrane.data.load("digits").x_test[:5])
     expected = fedrane.load(tmp_path / "run").model(x)
@@ -371,28 +377,28 @@ def test_a_folder_holds_the_code_it_was_made_with(tmp_path: Path) -> None:
     assert torch.equal(fedrane.load(tmp_path / "run").model(x), expected)
     listener = Listener()
     result = fedrane.resume(tmp_path / "run", callbacks=[listener])
-    same_bytes(states(result), states(whole))
-    assert f"{file} is gone: its copy in the run folder is used." in listener.heard
+    same_bytes(states(result), states(reference))
+    assert f"{file} is gone: its copy in the run folder is used." in listener.messages
     assert result.experiment.model == f"{file}:network"
 
 
 def test_a_copy_that_is_gone_or_damaged(tmp_path: Path) -> None:
-    file, e = own(tmp_path)
+    file, e = user_method(tmp_path)
     stopped(e, tmp_path / "run")
     file.unlink()
     (copy,) = (tmp_path / "run" / "code").glob("*.py")
     copy.write_text("other = 1")
-    for said in (r"and so has its copy", r"no copy of it"):
+    for note in (r"and so has its copy", r"no copy of it"):
         for action in (fedrane.load, fedrane.resume):
-            with pytest.raises(CheckpointError, match=said):
+            with pytest.raises(CheckpointError, match=note):
                 action(tmp_path / "run")
         copy.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
-    """Neither its copy nor the file it names, until the user says so; then it is known."""
-    file, e = own(tmp_path)
+    """Neither its copy nor the file it names, until the user trusts it; then it is known."""
+    file, e = user_method(tmp_path)
     fedrane.run(e, tmp_path / "run")
     forget(monkeypatch, tmp_path)
     if gone:
@@ -410,15 +416,15 @@ def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: p
 
 
 def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is called with what the folder says, for instance."""
+    """One that is called with values from the folder, for instance."""
     fedrane.run(quick(rounds=1), tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('model = "mlp"', 'model = "subprocess:call"'))
     with pytest.raises(ConfigError, match="names code: model=subprocess:call"):
         fedrane.load(tmp_path / "run")
-    facts = json.loads((tmp_path / "run" / METADATA).read_text())
-    facts["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
-    (tmp_path / "run" / METADATA).write_text(json.dumps(facts))
+    metadata = json.loads((tmp_path / "run" / METADATA).read_text())
+    metadata["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
+    (tmp_path / "run" / METADATA).write_text(json.dumps(metadata))
     with pytest.raises(CheckpointError, match="touch"):
         fedrane.load(tmp_path / "run", trust_code=True)
     assert not (tmp_path / "made").exists()
@@ -438,15 +444,15 @@ def test_a_folder_names_its_method_in_any_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> None:
-    """A folder may not have any other function of it called; by its place as by its content."""
-    file, e = own(tmp_path, method="fedavg")
+    """A folder may not have any other function of it called; by its path as by its content."""
+    file, e = user_method(tmp_path, method="fedavg")
     fedrane.run(e, tmp_path / "run")
     config, other = tmp_path / "run" / "config.toml", tmp_path / "elsewhere.py"
-    other.write_text(OWN.read_text())
+    other.write_text(USER_METHOD.read_text())
     text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
     config.write_text(text)
-    facts = json.loads((tmp_path / "run" / METADATA).read_text())
-    (tmp_path / "run" / METADATA).write_text(json.dumps(facts | {"sources": {}}))
+    metadata = json.loads((tmp_path / "run" / METADATA).read_text())
+    (tmp_path / "run" / METADATA).write_text(json.dumps(metadata | {"sources": {}}))
     with pytest.raises(ConfigError, match="names code: model="):
         fedrane.load(tmp_path / "run")
 
@@ -469,8 +475,7 @@ def seven(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_a_network_with_other_outputs_than_classes() -> None:
     e = Experiment(clients=3, rounds=1, model_head="2")
     with pytest.raises(
-        ConfigError,
-        match=r"scores of shape \(1, 7\) for one example: there must be one score",
+        ConfigError, match=r"scores of shape \(1, 7\) for one example: there must be one score for each of the 3"
     ):
         fedrane.run(e, dataset=blobs(), model=seven)
 
@@ -484,27 +489,27 @@ def deeper(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"), [(wider, r"body\.0\.weight is of shape \(9, 6\), and of shape \(5, 6\)"), (deeper, "missing")]
+    ("other", "note"), [(wider, r"body\.0\.weight is of shape \(9, 6\), and of shape \(5, 6\)"), (deeper, "missing")]
 )
-def test_another_network_at_prediction(tmp_path: Path, other: Any, said: str) -> None:
+def test_another_network_at_prediction(tmp_path: Path, other: Any, note: str) -> None:
     e = Experiment(clients=3, rounds=1, batch=32, model_head="2")
     fedrane.run(e, tmp_path / "run", dataset=blobs(), model=dense)
-    with pytest.raises(CheckpointError, match=rf"not the one that was trained.*{said}"):
+    with pytest.raises(CheckpointError, match=rf"not the one that was trained.*{note}"):
         fedrane.load(tmp_path / "run", model=other)
 
 
 # ---- more rounds
 
 
-@pytest.mark.parametrize("kind", ["constant", "step", "exponential"])
+@pytest.mark.parametrize("schedule_kind", ["constant", "step", "exponential"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, finished: bool) -> None:
+def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, schedule_kind: str, finished: bool) -> None:
     """The same bytes and the same configuration; the change is on record."""
-    schedule = {"constant": {}, "exponential": {"factor": 0.5}, "step": {"factor": 0.5, "every": 2}}[kind]
-    schedule |= {"kind": kind}
+    schedule = {"constant": {}, "exponential": {"factor": 0.5}, "step": {"factor": 0.5, "every": 2}}[schedule_kind]
+    schedule |= {"kind": schedule_kind}
     common = {"method": "local", "participation": 0.6, "client_dropout": 0.2, "momentum": 0.5, "schedule": schedule}
     e = quick(rounds=4, **common)
-    fedrane.run(e.replace(rounds=6), tmp_path / "whole")
+    fedrane.run(e.replace(rounds=6), tmp_path / "reference")
     if finished:
         fedrane.run(e, tmp_path / "run")
     else:
@@ -512,24 +517,24 @@ def test_more_rounds_equal_a_run_planned_with_them(tmp_path: Path, kind: str, fi
     listener = Listener()
     result = fedrane.resume(tmp_path / "run", rounds=6, callbacks=[listener])
     done = 4 if finished else 2
-    assert listener.heard == [f"rounds=6 instead of 4; it goes on from round {done}."]
+    assert listener.messages == [f"rounds=6 instead of 4; it goes on from round {done}."]
     same_bytes(states(result), states(fedrane.run(e.replace(rounds=6))))
-    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "whole").read_metrics())
-    assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(Folder(tmp_path / "reference").read_metrics())
+    assert (tmp_path / "run" / "config.toml").read_bytes() == (tmp_path / "reference" / "config.toml").read_bytes()
     last = entries(tmp_path / "run")[-1]
     assert last["rounds"] == {"planned": 6, "planned_before": 4, "before": done, "after": 6}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
 
 
 def test_more_rounds_of_a_schedule_that_depends_on_them(tmp_path: Path) -> None:
-    """It is said, and recorded, that the result is not that of a run planned so."""
+    """A message and the record state that the result is not that of a run planned so."""
     e = quick(rounds=2, schedule={"kind": "cosine"})
     fedrane.run(e, tmp_path / "run")
     listener = Listener()
     fedrane.resume(tmp_path / "run", rounds=4, callbacks=[listener])
-    assert "not that of a run planned with 4" in listener.heard[1]
-    assert entries(tmp_path / "run")[1]["notes"] == listener.heard
-    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {listener.heard[1]}"]
+    assert "not that of a run planned with 4" in listener.messages[1]
+    assert entries(tmp_path / "run")[1]["notes"] == listener.messages
+    assert gather([tmp_path / "run"])[1] == [f"{tmp_path / 'run'}: {listener.messages[1]}"]
 
 
 def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
@@ -541,7 +546,7 @@ def test_fewer_rounds_than_planned_but_more_than_done(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Last(Algorithm):
-    """A part of a finale, in which every client trains the head alone."""
+    """One post-training stage, in which every client trains the head alone."""
 
     def trains(self, name: str) -> bool:
         return name.startswith("head")
@@ -549,7 +554,7 @@ class Last(Algorithm):
 
 @dataclass(frozen=True)
 class Finishing(Algorithm):
-    """FedAvg with a finale of three parts: more than checkpoints are kept."""
+    """FedAvg with three post-training stages: more than checkpoints are kept."""
 
     def post_training(self) -> tuple[Algorithm, ...]:
         return Last(), Last(), Last()
@@ -561,7 +566,7 @@ class Finishing(Algorithm):
 def test_more_rounds_go_on_from_before_the_finale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
 ) -> None:
-    """What the finale made is taken back, its lines too, and it is run again at the end."""
+    """What the post-training stages made is taken back, their records too, and it is run again at the end."""
     monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
     e = quick(method=method, rounds=2, checkpoint_every=2)
     if stop:
@@ -569,9 +574,9 @@ def test_more_rounds_go_on_from_before_the_finale(
     else:
         fedrane.run(e, tmp_path / "run")
     result = fedrane.resume(tmp_path / "run", rounds=5)
-    whole = fedrane.run(e.replace(rounds=5), tmp_path / "whole")
-    same_bytes(states(result), states(whole))
-    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(whole.history)
+    reference = fedrane.run(e.replace(rounds=5), tmp_path / "reference")
+    same_bytes(states(result), states(reference))
+    assert untimed(Folder(tmp_path / "run").read_metrics()) == untimed(reference.history)
 
 
 class Interrupts(Callback):
@@ -582,7 +587,7 @@ class Interrupts(Callback):
 
 
 def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> None:
-    """The finale's state is not taken for that of the round whose number it had."""
+    """The post-training stage's state is not taken for that of the round whose number it had."""
     e = quick(method="fedbabu", rounds=2)
     fedrane.run(e, tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -591,7 +596,7 @@ def test_interrupted_right_after_more_rounds_were_planned(tmp_path: Path) -> Non
     same_bytes(states(fedrane.resume(tmp_path / "run")), states(fedrane.run(e.replace(rounds=4))))
 
 
-def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) -> None:
+def test_more_rounds_without_the_checkpoint_before_post_training(tmp_path: Path) -> None:
     fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
     for path in Folder(tmp_path / "run").checkpoints():
         if round_of(path) <= 2:
@@ -602,7 +607,7 @@ def test_more_rounds_without_the_checkpoint_before_the_finale(tmp_path: Path) ->
     assert files(tmp_path / "run") == before
 
 
-def test_a_finished_run_without_checkpoints_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_finished_run_without_checkpoints_is_not_started_again(tmp_path: Path) -> None:
     """Its results would be lost without a word."""
     fedrane.run(quick(rounds=2), tmp_path / "run")
     for path in Folder(tmp_path / "run").checkpoints():
@@ -633,12 +638,12 @@ def test_more_rounds_of_a_run_that_stopped_early(tmp_path: Path) -> None:
 def test_the_evaluation_of_an_old_last_round_does_not_count_for_patience(tmp_path: Path) -> None:
     """A run planned with more rounds would not have made it."""
     e = quick(rounds=5, lr=1e-9, validation=0.2, patience=2, eval_every=2)
-    whole = fedrane.run(e.replace(rounds=60))
-    assert whole.round == 6, "after three evaluations without a rise: of rounds 2, 4 and 6"
+    reference = fedrane.run(e.replace(rounds=60))
+    assert reference.round == 6, "after three evaluations without a rise: of rounds 2, 4 and 6"
     fedrane.run(e, tmp_path / "run")
     result = fedrane.resume(tmp_path / "run", rounds=60)
-    assert result.round == whole.round
-    same_bytes(states(result), states(whole))
+    assert result.round == reference.round
+    same_bytes(states(result), states(reference))
 
 
 def test_a_resume_that_changes_nothing_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
@@ -649,7 +654,7 @@ def test_a_resume_that_changes_nothing_leaves_the_folder_as_it_is(tmp_path: Path
     assert files(tmp_path / "run") == before
 
 
-def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
+def test_fewer_examples_are_one_clear_error(tmp_path: Path) -> None:
     """Also where changes are accepted: the partition counts more of them."""
     data = npz(tmp_path / "own.npz")
     stopped(of_file(data), tmp_path / "run")
@@ -662,7 +667,7 @@ def test_rows_that_are_fewer_are_one_clear_error(tmp_path: Path) -> None:
 def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while the new plan is put in place, the run has rounds of two plans, and says so afterwards."""
+    """Killed while the new plan is written, the run has rounds of two plans, and reports it afterwards."""
     fedrane.run(quick(rounds=2, schedule={"kind": "cosine"}), tmp_path / "run")
 
     def killed(*_: Any) -> None:
@@ -679,7 +684,7 @@ def test_a_plan_that_was_cut_short_is_still_known_for_what_it_is(
 
 
 def test_a_temperature_is_that_of_its_model(tmp_path: Path) -> None:
-    """The finale's round has the number of a round of the new plan."""
+    """The post-training round has the number of a round of the new plan."""
     fedrane.run(quick(method="fedbabu", rounds=2), tmp_path / "run")
     assert fedrane.load(tmp_path / "run").calibration
     asked = iter([True])

@@ -65,5 +65,5 @@ def test_a_run_marks_the_first_round_that_each_process_trains(tmp_path: Path) ->
 def test_a_round_without_replies_is_not_the_first() -> None:
     history = fedrane.run(quick(client_dropout=0.9, clients=2, rounds=6, seed=1)).history
     trained = [record["round"] for record in history if record["cohort"]]
-    assert trained[0] > 1, "nobody answered in the first round"
+    assert trained[0] > 1, "nobody replied in the first round"
     assert [record["round"] for record in history if record.get("warmup")] == trained[:1]

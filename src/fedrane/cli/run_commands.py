@@ -21,7 +21,7 @@ from fedrane.experiment import Experiment
 from fedrane.report.comparison import Comparison
 from fedrane.run import load, resume, run
 from fedrane.training.calibration import TRAINING
-from fedrane.training.predictor import predict, read_rows
+from fedrane.training.predictor import predict, read_named_inputs
 from fedrane.training.profiling import Profiler
 from fedrane.training.result import Result
 from fedrane.training.run_folder import CONFIG, Folder
@@ -144,7 +144,7 @@ def predict_command(
     """Predict with a trained model: the global one, or a client's personal one."""
     saved = load(folder, trust_code=trust_code)
     model = saved.model if client is None else saved.personal(client)
-    rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
+    rows = [row for file in files for row in read_named_inputs(file, saved.inputs.shape, saved.experiment.image_size)]
     predictions = list(predict(model, rows, saved.experiment.batch))
     if as_json:
         for prediction in predictions:

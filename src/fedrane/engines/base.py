@@ -41,7 +41,7 @@ class Engine(Protocol):
     def train_round(
         self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
     ) -> Trained:
-        """Train these clients from the server's state; ``owns`` holds the states of clients that trained before."""
+        """Train these clients from the server's state; ``client_states`` has those of clients that trained before."""
 
     def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
         """Every measure of :mod:`fedrane.training.evaluation` that the method's models allow, over all clients."""

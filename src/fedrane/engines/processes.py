@@ -1,8 +1,8 @@
 """One client per core: processes of one thread of arithmetic each, forked in every round.
 
-Many threads of one process wait for Python's lock. A forked process has the models, the rows and the method as they
-stand: nothing is sent to it, and a method of a notebook need not be importable. Results come back in shared
-memory. The hooks and their order are the sequential engine's.
+Many threads of one process wait for Python's lock. A forked process has the models, the examples and the method in its
+memory: nothing is sent to it, and a method of a notebook need not be importable. Results come back in shared memory.
+ The hooks and their order are the sequential engine's.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Packed(NamedTuple):
 
 @contextmanager
 def _memory() -> Iterator[int]:
-    """A file that lies in memory, by its descriptor."""
+    """The descriptor of a file in memory."""
     file = os.memfd_create("clients")
     try:
         yield file

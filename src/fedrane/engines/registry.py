@@ -33,12 +33,12 @@ def make(name: str, algorithm: Algorithm, federation: Federation) -> Engine:
     return maker(algorithm, federation)
 
 
-def choose(name: str, threads: int, algorithm: Algorithm, federation: Federation, most: int) -> tuple[str, int]:
-    """What ``auto`` and 0 threads come to where ``most`` threads may be used; explicit values stay as they are."""
+def choose(name: str, threads: int, algorithm: Algorithm, federation: Federation, max_threads: int) -> tuple[str, int]:
+    """The engine and the number of threads for ``auto`` and 0; explicit values are kept."""
     check(name)
     if name == AUTO:
-        name = automatic(algorithm, federation, threads or most)
-    return name, threads or automatic_threads(name, algorithm, federation, most)
+        name = automatic(algorithm, federation, threads or max_threads)
+    return name, threads or automatic_threads(name, algorithm, federation, max_threads)
 
 
 def server_threads(name: str, threads: int) -> int:
@@ -90,45 +90,46 @@ def _deployed(algorithm: Algorithm, federation: Federation) -> Engine:
 
 
 MAX_STACKED_MACS, CONVOLUTION_COST = 64_000_000, 10
-"""On a CPU clients are stacked if a batch takes at most so many multiply-adds. One of a convolution, which is slow in a
-stack there, counts as so many (docs/performance.md)."""
+"""On a CPU, clients are stacked if a batch takes at most this number of multiply-adds. Convolutions are slow in a stack
+there: each of their multiply-adds is counted ``CONVOLUTION_COST`` times (docs/performance.md)."""
 MIN_PROCESS_CORES, MIN_PROCESS_MACS = 4, 20_000_000_000
-"""From so many cores on, threads wait too long for Python's lock. Processes, which take time to start, are used where
-an epoch of all clients takes so many multiply-adds, counted alike."""
+"""From this number of cores on, threads wait too long for Python's lock. Processes take time to start, so they are used
+if an epoch of all clients takes at least this number of multiply-adds, counted as above."""
 MIN_PARALLEL_STACK_MACS, MAX_STACK_CORES = 1_000_000_000, 16
-"""A stack whose step takes so many multiply-adds, counted alike, is spread over half of the cores, of which at most so
-many count: smaller ones gain little, and lose much where others want the cores."""
+"""A stack whose step takes at least this number of multiply-adds, counted as above, uses half of the cores, but no more
+than half of ``MAX_STACK_CORES``. A smaller stack gains little, and loses much on a busy machine."""
 
 
-def automatic(algorithm: Algorithm, federation: Federation, most: int) -> str:
-    """The fastest: on a GPU stacked; on a CPU stacked where steps are light, else one client per core, in processes
-    where there are many cores and much to do."""
+def automatic(algorithm: Algorithm, federation: Federation, max_threads: int) -> str:
+    """The fastest engine. On a GPU: stacked. On a CPU: stacked if steps are small, else one client per core, in
+    processes if there are enough cores and enough work to pay for starting them."""
     device = federation.task.device.type
     work = 0.0 if device == "cuda" else _macs_per_example(algorithm, federation)
     if federation.batch * work <= MAX_STACKED_MACS:
         return "stacked"
-    heavy = work * sum(map(len, federation.split.train)) >= MIN_PROCESS_MACS
-    many = device == "cpu" and most >= MIN_PROCESS_CORES and not impossible()
-    return "processes" if many and heavy else "threaded"
+    enough_work = work * sum(map(len, federation.split.train)) >= MIN_PROCESS_MACS
+    can_fork = device == "cpu" and max_threads >= MIN_PROCESS_CORES and not impossible()
+    return "processes" if can_fork and enough_work else "threaded"
 
 
-def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, most: int) -> int:
-    """As many as pay off on a machine that has other work too (docs/decisions/0013-threads.md). It goes by the
-    experiment and the machine, never by how busy that is: the same command gives the same bits."""
+def automatic_threads(name: str, algorithm: Algorithm, federation: Federation, max_threads: int) -> int:
+    """As many threads as pay off on a shared machine (docs/decisions/0013-threads.md). The number depends on the
+    experiment and the machine, not on its load: the same command gives the same bits."""
     if name in WORKERS:
-        return most
-    if most == 1 or name in FLOWER or federation.task.device.type != "cpu":
+        return max_threads
+    if max_threads == 1 or name in FLOWER or federation.task.device.type != "cpu":
         return 1
     step = federation.batch * _macs_per_example(algorithm, federation)
     if name == "stacked":
-        return max(1, min(most, MAX_STACK_CORES) // 2) if step * federation.population >= MIN_PARALLEL_STACK_MACS else 1
-    return most if step > MAX_STACKED_MACS else 1
+        large = step * federation.population >= MIN_PARALLEL_STACK_MACS
+        return max(1, min(max_threads, MAX_STACK_CORES) // 2) if large else 1
+    return max_threads if step > MAX_STACKED_MACS else 1
 
 
 def _macs_per_example(algorithm: Algorithm, federation: Federation) -> float:
     try:
         return _counted(algorithm, federation)
-    except Exception:  # noqa: BLE001 - a mistake in a hook is reported where the hook runs, and one example may be too few
+    except Exception:  # noqa: BLE001 - an error in a hook is reported when it runs; one example may be too few
         return math.inf
 
 
@@ -139,22 +140,22 @@ def _counted(algorithm: Algorithm, federation: Federation) -> int:
     x, mask = federation.train.take(np.zeros(1, dtype=np.int64))[0], torch.ones(1, dtype=torch.bool, device=task.device)
     with _Products() as counter:
         algorithm.predict(task, task.init(), x, mask)
-    return int(counter.found)
+    return int(counter.macs)
 
 
 class _Products(TorchFunctionMode):
     """Counts multiply-adds of products and of convolutions; the library's own counter takes a second to start."""
 
-    found = 0
+    macs = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is F.linear:
-            self.found += out.numel() * args[1][0].numel()
+            self.macs += out.numel() * args[1][0].numel()
         elif func in (torch.conv1d, torch.conv2d, torch.conv3d):
-            self.found += CONVOLUTION_COST * out.numel() * args[1][0].numel()
+            self.macs += CONVOLUTION_COST * out.numel() * args[1][0].numel()
         elif func in (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__):
-            self.found += out.numel() * args[0].shape[-1]
+            self.macs += out.numel() * args[0].shape[-1]
         return out
 
 

@@ -42,8 +42,8 @@ BROKEN_OUT_VARIANTS = {ATEN.native_batch_norm.out}
 class Recording:
     """Work that is recorded when it is first done; where that is refused, it is done plainly each time.
 
-    ``buffers`` is the memory that the work may leave changed. Whatever else it writes to must be made by it: a constant
-    that Python makes would be found as the last replay left it.
+    ``buffers`` is the memory that the work may leave changed. All else that it writes to must be made by it: a constant
+    made by Python would be as the last replay left it.
     """
 
     def __init__(self, work: Callable[[], object], buffers: Sequence[Tensor]) -> None:
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
         if self.func is ATEN._to_copy.default:
             return partial(ATEN.copy_.default, self.outputs[0], self.args[0])
         variant, names = _out_variant(self.func)
-        if variant and len(names) == len(self.outputs):  # a result that is not asked for is None
+        if variant and len(names) == len(self.outputs):  # a result that is not needed is None
             return partial(variant, *self.args, **self.kwargs, **dict(zip(names, self.outputs, strict=True)))
 
         def copied() -> None:
@@ -274,14 +274,14 @@ def view(value: Tensor) -> tuple[Any, ...]:
 
 
 def overwrite(buffers: list[Tensor], values: list[Tensor]) -> None:
-    """As if at once: a value that lies in one of the buffers is read before that buffer is overwritten."""
+    """Copy as if at once: a value that is in one of the buffers is read before that buffer is overwritten."""
     taken = {storage(buffer) for buffer in buffers}
-    apart = [
+    safe = [
         value.clone() if storage(value) in taken and view(value) != view(buffer) else value
         for value, buffer in zip(values, buffers, strict=True)
     ]
     if buffers:
-        torch._foreach_copy_(buffers, apart)
+        torch._foreach_copy_(buffers, safe)
 
 
 def tensors(tree: Any) -> list[Tensor]:

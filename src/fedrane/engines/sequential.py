@@ -1,7 +1,6 @@
 """The reference: one client after another, one step after another, nothing clever.
 
-Rows that only fill a batch up are cut off here rather than masked, so this engine is also the oracle for those that
-mask them.
+Padding is cut off here rather than masked, so this engine is also the oracle for those that mask it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from fedrane.task import Batch, Client, Context, Model, State
 from fedrane.training.evaluation import Predicted
 
 T = TypeVar("T")
-MAX_PREDICT_ROWS = 1024
-"""Rows predicted at a time, where predictions do not depend on it."""
+MAX_PREDICT_EXAMPLES = 1024
+"""Examples predicted at a time, if predictions do not depend on the batch."""
 
 
 class Sequential(LocalEngine):
@@ -58,7 +57,7 @@ class Sequential(LocalEngine):
         )
 
     message = ""
-    """What the user should know of how this engine, or this worker of one, trained its last client."""
+    """A message for the user on how this engine, or this worker of one, trained its last client; often empty."""
 
     def once(self, messages: Iterable[str]) -> tuple[str, ...]:
         """Those that have not been reported before in this run."""
@@ -67,7 +66,7 @@ class Sequential(LocalEngine):
         return new
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
-        """The same work for each item; ``sizes`` are how long it takes, compared with the others."""
+        """The results of ``work`` for each item; ``sizes`` are the relative costs."""
         return [work(self, item) for item in items]
 
     def context(self, server: State, client_state: State | None, client: Client) -> Context:
@@ -94,7 +93,7 @@ class Sequential(LocalEngine):
         return self.algorithm.finish(self.federation.task, ctx, work)
 
     def planned(self, k: int, round: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows of each step, and the key of its noise."""
+        """The examples of each step, and the key of its noise."""
         federation = self.federation
         for examples, mask, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
             yield torch.from_numpy(federation.split.train[k][examples[mask]]), torch.tensor(key)
@@ -114,26 +113,26 @@ class Sequential(LocalEngine):
         return self.algorithm.personal_model(self.federation.task, ctx)
 
     def predict(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> Predicted:
-        size = self.predict_rows
+        size = self.predict_batch_size
         chunks = [examples[begin : begin + size] for begin in range(0, len(examples), size)]
         if not chunks:
             return Predicted(np.zeros(0, np.int64), np.zeros(0))
-        answers = self.each(
-            lambda engine, position: engine.answer(model, pool, chunks[position]),
+        predicted = self.each(
+            lambda engine, position: engine.predict_batch(model, pool, chunks[position]),
             range(len(chunks)),
             [len(c) for c in chunks],
         )
-        labels, losses = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        labels, losses = (torch.cat(parts) for parts in zip(*predicted, strict=True))
         return Predicted(labels.cpu().numpy(), losses.double().cpu().numpy())
 
     @property
-    def predict_rows(self) -> int:
-        """Rows predicted together."""
-        return self.federation.batch if self.federation.task.depends_on_batch else MAX_PREDICT_ROWS
+    def predict_batch_size(self) -> int:
+        """Examples predicted together."""
+        return self.federation.batch if self.federation.task.depends_on_batch else MAX_PREDICT_EXAMPLES
 
     @torch.no_grad()
-    def answer(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Labels and losses of rows that are answered together."""
+    def predict_batch(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Predicted labels and losses of one batch."""
         x, y = pool.take(examples)
         mask = torch.ones(len(y), dtype=torch.bool, device=y.device)
         scores = self.algorithm.predict(self.federation.task, model, x, mask)
@@ -182,7 +181,7 @@ def stack_clients(clients: Sequence[Client]) -> Client:
 
 @contextmanager
 def naming(stage: str, client: int, round: int) -> Iterator[None]:
-    """An error inside a hook says where it happened."""
+    """Add to an error in a hook where it happened."""
     try:
         yield
     except Exception as error:

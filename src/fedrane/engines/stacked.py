@@ -1,6 +1,6 @@
 """Clients side by side: their state is one stack of tensors, and one call makes a step of all of them.
 
-The hooks run unchanged under ``torch.func.vmap``. A step of the whole stack (gathering the rows, every hook, writing
+The hooks run unchanged under ``torch.func.vmap``. A step of all clients (gathering the examples, every hook, writing
 the result back) works on static buffers (:mod:`fedrane.engines.static_step`): a GPU captures it as a CUDA graph, a CPU
 records it, and both then replay it, so that Python and launches cost nothing.
 
@@ -45,9 +45,9 @@ MAX_MEMORY_SHARE = 0.5
 MAX_STREAMS = {"cuda": 3, "cpu": 1}
 """Stacks that train at a time, by device: on a GPU, while one waits, another computes."""
 STEP_OVERHEAD = 5.0
-"""What a step of a stack costs whatever its clients, in steps of one more client: 3 to 5 on an H200."""
+"""The fixed cost of a step of a stack, in units of what one more client adds: 3 to 5 on an H200."""
 Plan = tuple[NDArray[Any], ...]
-"""A client's rows in each of its steps, which of them are live, and the keys of its noise."""
+"""For each step of a client: the examples, their mask (False for padding) and the key of its noise."""
 
 
 class NotStackable(Exception):  # noqa: N818 - a reason, not a failure of the run
@@ -95,7 +95,7 @@ class _StackedTrees(NamedTuple):
         return [leaf if one else leaf[:n] for leaf, one in zip(self.leaves, self.shared, strict=True)]
 
     def buffers(self, clients: int) -> list[Tensor]:
-        """Memory for as many clients."""
+        """Memory for that number of clients."""
         return [
             torch.empty_like(leaf) if one else _channels_last(leaf.new_empty(clients, *leaf.shape[1:]))
             for leaf, one in zip(self.leaves, self.shared, strict=True)
@@ -111,7 +111,7 @@ class _StackedTrees(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """Batches: for each step of each client the rows, which of them live, and the key of its noise."""
+    """Batches: for each step of each client the examples, their mask (False for padding) and the key of its noise."""
 
     examples: Tensor
     mask: Tensor
@@ -143,7 +143,7 @@ class _TrainingStack:
         self.position = torch.zeros(slots, dtype=torch.int64, device=self.device)
 
     def reserve(self, steps: int, width: int) -> None:
-        """A table for so many steps of all clients together."""
+        """Make a table for ``steps`` steps of all clients together."""
         if steps >= len(self.table.examples):  # a longer table has another address, which captured steps do not know
             self.static.forget()
             # Space for somewhat longer cohorts, and at the end an entry of padding: a finished client stays there.
@@ -174,7 +174,7 @@ class _TrainingStack:
         self.position[: len(plans)].copy_(torch.from_numpy(starts))
 
     def run(self, steps: list[int]) -> Iterator[float]:
-        """Step by step to the end of the round, each with its cost; then :meth:`result` can be asked for."""
+        """Step by step to the end of the round, each with its cost; then :meth:`result` is available."""
         self.finished = [torch.empty_like(leaf) for leaf in self.first(len(steps))]
         before = 0
         for until in sorted(set(steps)):
@@ -360,7 +360,8 @@ class Stacked(LocalEngine):
         return split_over_streams([len(plan[0]) for plan in plans], self.max_streams)
 
     def _train_chunk(self, contexts: list[Context], plans: list[Plan]) -> list[Done]:
-        """Train these clients, longest first: the longest few beside the others, so that they do not end alone."""
+        """Train these clients, longest first. The longest ones run in parallel with the others, so that they do not end
+        alone."""
         steps, pieces = [len(plan[0]) for plan in plans], self._pieces(plans)
         stacks, runs = [], []
         for number, piece in enumerate(pieces):
@@ -387,7 +388,7 @@ class Stacked(LocalEngine):
         return {k: (train[k][examples], mask, keys) for k, (examples, mask, keys) in batches.items()}
 
     def _choose_slots(self, contexts: Callable[[], list[Context]], plan: Plan, clients: int) -> int:
-        """As many clients in a stack as memory allows; reported."""
+        """The number of clients in a stack, as memory allows; logged."""
         if self.device.type != "cuda":
             return min(clients, self.max_clients)
         need = self._memory_of_a_client(contexts, plan)
@@ -426,8 +427,8 @@ class Stacked(LocalEngine):
 
     @torch.no_grad()
     def predict_each(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
-        """Stacked as far as memory allows for training, in which a client takes more; not by how many were trained,
-        which is another number in a run that is resumed."""
+        """Stacked as far as memory allows for training, in which a client takes more. The number of clients trained so
+        far does not matter: it differs in a resumed run."""
         if self.one_by_one:
             return self.sequential.predict_each(models, pool, examples)
         predicted = list[Predicted]()
@@ -444,7 +445,7 @@ class Stacked(LocalEngine):
         longest = max(len(r) for r in examples)
         if not longest:
             return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in examples]
-        width = min(self.sequential.predict_rows, longest)
+        width = min(self.sequential.predict_batch_size, longest)
         index = np.zeros((-(-longest // width), len(examples), width), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=np.bool_)
         for k, r in enumerate(examples):
@@ -455,7 +456,7 @@ class Stacked(LocalEngine):
             trees = _StackedTrees.of_models(models)
         with errors_of_hook("predict"):
             labels, losses = self._prediction_stack(trees, pool, width).predict(trees, index, mask)
-        # A client's rows fill its chunks one after the other, so the live ones are the first.
+        # A client's examples fill its chunks one after the other, so padding comes last.
         return [Predicted(labels[k, : len(r)], losses[k, : len(r)]) for k, r in enumerate(examples)]
 
     def _prediction_stack(self, trees: _StackedTrees, pool: Pool, width: int) -> _PredictionStack:
@@ -467,7 +468,7 @@ class Stacked(LocalEngine):
 
 
 class _PredictionStack:
-    """A stack of models that predict for so many rows each; on a GPU captured once, for all rounds."""
+    """A stack of models that predict ``width`` examples each at a time; on a GPU captured once, for all rounds."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation, examples: Pool, static: StaticStep) -> None:
         self.algorithm, self.federation, self.examples, self.static = algorithm, federation, examples, static
@@ -478,7 +479,7 @@ class _PredictionStack:
     def predict(
         self, models: _StackedTrees, index: NDArray[np.int64], mask: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Labels and losses (clients, rows) of all chunks (number, clients, width)."""
+        """Labels and losses (clients, examples) of all chunks (number, clients, width)."""
         chunks = [torch.from_numpy(values).to(self.static.device) for values in (index, mask)]
 
         def allocate() -> list[Tensor]:
@@ -487,20 +488,20 @@ class _PredictionStack:
             return [*self.models.leaves, self.index, self.mask]
 
         parts = []
-        for number, (examples, alive) in enumerate(zip(*chunks, strict=True)):
+        for number, (examples, chunk_mask) in enumerate(zip(*chunks, strict=True)):
             if number:
                 self.index.copy_(examples)
-                self.mask.copy_(alive)
+                self.mask.copy_(chunk_mask)
             else:
-                self.static.load([*models.leaves, examples, alive], models.layout(), allocate)
+                self.static.load([*models.leaves, examples, chunk_mask], models.layout(), allocate)
             parts.append(tuple(part.clone() for part in self.static.run(self._scores, writes=None)))
         labels, losses = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return labels.cpu().numpy(), losses.double().cpu().numpy()
 
     def _scores(self) -> tuple[Tensor, Tensor]:
-        def predict(leaves: list[Tensor], x: Tensor, alive: Tensor) -> Tensor:
+        def predict(leaves: list[Tensor], x: Tensor, chunk_mask: Tensor) -> Tensor:
             model = pytree.tree_unflatten(leaves, self.models.shape)
-            return self.algorithm.predict(self.federation.task, model, x, alive)
+            return self.algorithm.predict(self.federation.task, model, x, chunk_mask)
 
         x, y = self.examples.take(self.index)
         with stacked_mode():
@@ -525,8 +526,8 @@ def _columns(clients: list[Client]) -> dict[str, Tensor]:
     return {name: torch.stack([getattr(client, name) for client in clients]) for name in names}
 
 
-def split_over_streams(steps: list[int], most: int) -> list[slice]:
-    """Clients, longest first, in at most so many stacks side by side, such that all end soonest."""
+def split_over_streams(steps: list[int], max_streams: int) -> list[slice]:
+    """Split clients, longest first, into at most ``max_streams`` parallel stacks such that all end soonest."""
     before = [0, *accumulate(steps)]
 
     @cache
@@ -541,7 +542,7 @@ def split_over_streams(steps: list[int], most: int) -> list[slice]:
                 options.append((max(cost(cut), rest), (cut, *cuts)))
         return min(options)
 
-    return [slice(*ends) for ends in pairwise((0, *best(0, most)[1]))]
+    return [slice(*ends) for ends in pairwise((0, *best(0, max_streams)[1]))]
 
 
 def _interleave(runs: list[Iterator[float]]) -> None:
@@ -569,9 +570,9 @@ def _channels_last(stack: Tensor) -> Tensor:
 
 
 def _in_order(parts: list[Done], positions: list[int]) -> Done:
-    """The chunks' results as one, in the order of client numbers."""
-    whole = parts[0] if len(parts) == 1 else tree.map(lambda *rows: torch.cat(rows), *parts)
+    """The results of all chunks, in the order of client numbers."""
+    done = parts[0] if len(parts) == 1 else tree.map(lambda *stacked: torch.cat(stacked), *parts)
     if positions == sorted(positions):
-        return whole
-    back = torch.tensor(np.argsort(positions)).to(tree.leaves(whole)[0].device)
-    return tree.map(lambda rows: rows[back], whole)
+        return done
+    back = torch.tensor(np.argsort(positions)).to(tree.leaves(done)[0].device)
+    return tree.map(lambda stacked: stacked[back], done)

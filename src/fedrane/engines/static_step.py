@@ -1,4 +1,4 @@
-"""A step on static buffers: captured once, then replayed for whatever the buffers hold."""
+"""A step on static buffers: captured once, then replayed for new contents of the buffers."""
 
 from __future__ import annotations
 

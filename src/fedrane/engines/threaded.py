@@ -71,17 +71,17 @@ class Worker(Sequential):
 
     def step(self, ctx: Context, work: Work, examples: Tensor, key: Tensor) -> Work:
         if len(examples) != self.federation.batch or not self._load(ctx, work):
-            return super().step(ctx, self._own_copy(work), examples, key)
+            return super().step(ctx, self._cloned(work), examples, key)
         done = self.client.step(examples, key)
         self.records = done and not self.client.static.plain
         self.message = self.message or not_replayed(self.algorithm, self.client.static.refused)
         if not done:
-            return super().step(ctx, self._own_copy(work), examples, key)
+            return super().step(ctx, self._cloned(work), examples, key)
         after: Work = self.client.work
         return after
 
     def finish(self, ctx: Context, work: Work) -> Done:
-        done: Done = pytree.tree_map_only(Tensor, tree.as_saved, super().finish(ctx, self._own_copy(work)))
+        done: Done = pytree.tree_map_only(Tensor, tree.as_saved, super().finish(ctx, self._cloned(work)))
         return done
 
     def _load(self, ctx: Context, work: Work) -> bool:
@@ -94,11 +94,11 @@ class Worker(Sequential):
             self.client.load(ctx, work)
         return True
 
-    def _own_copy(self, work: Work) -> Work:
-        """What lies in the static buffers as tensors of its own, since others will lie there."""
+    def _cloned(self, work: Work) -> Work:
+        """The work as a copy, if it is in the static buffers, which the next client overwrites."""
         if work is self.client.work:
             work = pytree.tree_map_only(Tensor, torch.clone, work)
-        if not self.records and self.client.work is not None:  # nothing will lie there again
+        if not self.records and self.client.work is not None:  # the buffers are not used again
             self.client = _StaticClient(self)
         return work
 
@@ -162,8 +162,8 @@ def _one_thread() -> None:
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """As the library's fast paths want an image or a convolution's weight to lie; one of a single channel, which lies
-    both ways at once, must say so by its strides."""
+    """An image or a convolution's weight in the memory layout of the library's fast paths. With a single channel both
+    layouts are the same memory, and only the strides show which is meant."""
     if value.dim() != 4:
         return value
     _, channels, height, width = value.shape

@@ -152,15 +152,15 @@ def read_client_models(folder: str | Path, trust_code: bool = False) -> tuple[Ap
     mine = next(iter(kept.client_states.values()))
     held = {GLOBAL: kept.server.model, PERSONAL: mine.model}
     return config, {
-        kind: Predictor(task, algorithm, model, config.inputs) for kind, model in held.items() if model.params
+        which: Predictor(task, algorithm, model, config.inputs) for which, model in held.items() if model.params
     }
 
 
 def _newest(folder: str | Path) -> Path:
     """The folder of the experiment that ended last."""
-    found = sorted(Path(folder).glob(f"*/{FINAL}"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    files = sorted(Path(folder).glob(f"*/{FINAL}"), key=lambda path: path.stat().st_mtime)
+    if not files:
         raise CheckpointError(
             f"{folder} holds no models", "a client gets them when the federation ends", "Name the client's folder"
         )
-    return found[-1].parent
+    return files[-1].parent

@@ -23,7 +23,7 @@ from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, 
 from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, tally_record
 from fedrane.system.threads import limited
 from fedrane.task import Context, Model, State
-from fedrane.training.evaluation import answer
+from fedrane.training.evaluation import tally_predictions
 from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 
@@ -72,9 +72,9 @@ def client_app(provider: ClientProvider) -> ClientApp:
 
     def handling(do: Callable[[RequestHandler], RecordDict]) -> Callable[[Message, NodeContext], RecordDict]:
         def work(message: Message, context: NodeContext) -> RecordDict:
-            with limited(1) as most:
+            with limited(1) as max_threads:
                 handler = RequestHandler(provider, message, context)
-                with limited(handler.threads(most)):
+                with limited(handler.threads(max_threads)):
                     return do(handler)
 
         return work
@@ -105,10 +105,10 @@ class RequestHandler:
         self.engine = Sequential(self.client.algorithm, self.client.federation)
         self.layout = Layout.from_text(request.layout)
 
-    def threads(self, most: int) -> int:
+    def threads(self, max_threads: int) -> int:
         """As many as the sequential engine would take here, so that a client ends with the same bits."""
         client = self.client
-        return client.threads or automatic_threads("sequential", client.algorithm, client.federation, most)
+        return client.threads or automatic_threads("sequential", client.algorithm, client.federation, max_threads)
 
     def train(self) -> RecordDict:
         request = self.request
@@ -134,12 +134,12 @@ class RequestHandler:
 
     def evaluate(self) -> RecordDict:
         content, client = RecordDict(), self.client
-        for kind, model in self._models().items():
+        for which, model in self._models().items():
             models = [model] * client.federation.population
-            tallies = answer(self.engine, client.federation, client.algorithm, models)
+            tallies = tally_predictions(self.engine, client.federation, client.algorithm, models)
             for part, each in zip(("test", "validation"), tallies, strict=True):
                 if each:
-                    content[f"{kind}.{part}"] = tally_record(each[client.index], client.reports_classes)
+                    content[f"{which}.{part}"] = tally_record(each[client.index], client.reports_classes)
         return content
 
     def deliver(self) -> RecordDict:
@@ -176,14 +176,14 @@ class RequestHandler:
         return layout.state({**tree.flatten(down), **tensors}).model
 
     def _received(self) -> tuple[State, Tensors] | None:
-        """What came down, with what came once before; None, if that is not here."""
+        """What was received, with the constants received before; None if those are missing."""
         received, layout = self.content.array_records["down"], self.layout
         expected = layout.schema
         parts = self.client.federation.task.parts.items()
         shapes = {f"{part}.{name}": tuple(p.shape) for part, module in parts for name, p in module.named_parameters()}
         for path, leaf in expected.items():
             if path.startswith(PARAMS) and shapes.get(path.removeprefix(PARAMS)) != leaf.shape:
-                raise MessageError(f"{path} of {leaf.shape} came down", "this client's network has no such parameter")
+                raise MessageError(f"{path} {leaf.shape} was received", "this client's network has no such parameter")
         held = self.saved.constant if self.saved else {}
         constant: Tensors = {}
         for path, name in layout.constant.items():

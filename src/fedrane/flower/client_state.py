@@ -1,6 +1,6 @@
 """A client's state between rounds, in its own folder and in Flower's context; and its first state.
 
-Each round leaves a copy, keyed by its number. The newest is pending: only the server's next message says whether its
+Each round leaves a copy, keyed by its number. The newest is pending: only the server's next message shows whether its
 upload was aggregated. Every message names the round whose upload was aggregated last. Later copies were lost, or belong
 to rounds that a resumed server has given up: they are dropped. So a killed node, a lost upload and a server that goes
 back to its checkpoint all find the right copy.
@@ -34,7 +34,7 @@ SERVER_START = "server_start"
 class SavedState(NamedTuple):
     client_state: State
     constant: Tensors
-    """Parameters that came down once and never change at the server."""
+    """Parameters that were received once and never change at the server."""
 
 
 class ClientStateStore:
@@ -76,7 +76,7 @@ class ClientStateStore:
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".metadata"] = ConfigRecord({"fedrane": metadata["fedrane"]})
 
-    # ---- one copy in both places
+    # ---- one copy in both stores
 
     def _get(self, round: int) -> SavedState:
         problem = "no copy of it is left"
@@ -127,7 +127,7 @@ def initial_server_state(algorithm: Algorithm, federation: Federation) -> State:
 
 
 def derive_first_state(algorithm: Algorithm, task: Task, initial: State, down: State, client: Client) -> State:
-    """A client's first state, from what came down laid over the initial server state; empty where that does not do."""
+    """A client's first state, from what was received and the initial server state; empty if that is not enough."""
     params, stats = ({**before, **now} for before, now in zip(initial.model, down.model, strict=True))
     extra = {name: part for name, part in down.extra.items() if _same_schema(part, initial.extra.get(name, part))}
     try:
@@ -137,5 +137,5 @@ def derive_first_state(algorithm: Algorithm, task: Task, initial: State, down: S
 
 
 def _same_schema(a: Any, b: Any) -> bool:
-    """A part of what the server holds is not the whole."""
+    """Whether both states have the same paths, dtypes and shapes."""
     return schema(tree.flatten(a)) == schema(tree.flatten(b))

@@ -81,10 +81,10 @@ class Encoder:
         return record
 
     def _array(self, leaf: Tensor, exact: bool) -> Array:
-        found = self._cache.get((id(leaf), exact))
-        if found is None:  # the tensor is held as well: the id of a dead one could be given to another
-            found = self._cache[id(leaf), exact] = leaf, _pack(leaf, self.bf16 and not exact)
-        return found[1]
+        packed = self._cache.get((id(leaf), exact))
+        if packed is None:  # the tensor is held as well: the id of a freed one could be reused
+            packed = self._cache[id(leaf), exact] = leaf, _pack(leaf, self.bf16 and not exact)
+        return packed[1]
 
 
 def _pack(leaf: Tensor, bf16: bool) -> Array:
@@ -109,8 +109,8 @@ def decode(
     """The tensors of a record that holds exactly what is expected: names, shapes, types, sizes, finite numbers."""
     missing, extra = expected.keys() - record.keys(), record.keys() - expected.keys()
     if missing or extra:
-        found = f"{_some(missing)} missing" if missing else f"{_some(extra)} not asked for"
-        raise MessageError(f"arrays: {found}", f"{len(expected)} were expected and {len(record)} came")
+        difference = f"{_some(missing)} missing" if missing else f"{_some(extra)} not asked for"
+        raise MessageError(f"arrays: {difference}", f"{len(expected)} were expected and {len(record)} came")
     for path, leaf in expected.items():  # all of them before the first byte is copied
         _check(path, record[path], leaf, as_bf16(leaf.dtype, bf16 and path not in exact))
     return {
@@ -148,20 +148,20 @@ def _unpack(path: str, array: Array, leaf: Leaf, bf16: bool) -> Tensor:
         raise MessageError(f"{path} is not an array of NumPy's: {error}") from error
     name = _numpy_name(leaf.dtype, bf16)
     rest = len(array.data) - stream.tell()
-    whole = rest == math.prod(leaf.shape) * np.dtype(name).itemsize
-    if shape != leaf.shape or (columns_first and len(shape) > 1) or dtype != np.dtype(name) or not whole:
+    complete = rest == math.prod(leaf.shape) * np.dtype(name).itemsize
+    if shape != leaf.shape or (columns_first and len(shape) > 1) or dtype != np.dtype(name) or not complete:
         raise MessageError(f"{path} has {dtype} {shape} in its header", f"{name} {leaf.shape} was expected")
     values = np.frombuffer(array.data, np.dtype(name), offset=stream.tell()).reshape(leaf.shape).copy()
     tensor = torch.from_numpy(values)
     if bf16:
         tensor = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(leaf.dtype)
-    # NaN spreads into both ends; this is many times faster than to ask each number.
+    # NaN spreads into both ends; this is many times faster than testing each number.
     if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.aminmax()))):
         raise MessageError(f"{path} holds numbers that are not finite")
     return tensor
 
 
-# ---- whole states: what a record of arrays cannot hold goes beside it as text
+# ---- complete states: what a record of arrays cannot hold goes beside it as text
 
 
 class Layout(NamedTuple):

@@ -18,7 +18,7 @@ from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
 from fedrane.system.extras import require
 from fedrane.system.files import write_atomically
-from fedrane.training.predictor import Inputs, predict, read_rows
+from fedrane.training.predictor import Inputs, predict, read_named_inputs
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
 
 flower_app = typer.Typer(help="Federations of several machines, with Flower.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def new_command(
     """Write a Flower app that runs an experiment: flwr run DIR.
 
     Only the form of the inputs (shape, classes, mean and deviation) is taken from the experiment's dataset: a small
-    sample of the same kind as the clients' examples will do.
+    sample that is like the clients' examples will do.
     """
     require("flower", "fedrane flower new", APP)
     experiment = experiment_of(words)
@@ -62,15 +62,15 @@ def deal_command(
 ) -> None:
     """For a trial: deal the experiment's dataset out into one file for each client, as a local run would."""
     require("flower", "fedrane flower deal", APP)
-    found = list(app.glob(f"*/{EXPERIMENT}"))
-    if len(found) != 1:
+    files = list(app.glob(f"*/{EXPERIMENT}"))
+    if len(files) != 1:
         raise ConfigError(f"{app} is not an app", f"it has no {EXPERIMENT}", "Write one: fedrane flower new DIR")
-    experiment = Experiment.from_toml(found[0])
-    examples = as_dataset(experiment, None)
-    partition = make_partition(experiment, examples)
+    experiment = Experiment.from_toml(files[0])
+    dataset = as_dataset(experiment, None)
+    partition = make_partition(experiment, dataset)
     folder.mkdir(parents=True, exist_ok=True)
     for client, mine in enumerate(partition.clients):
-        np.savez(folder / f"client-{client}.npz", x=examples.x[mine], y=examples.y[mine])
+        np.savez(folder / f"client-{client}.npz", x=dataset.x[mine], y=dataset.y[mine])
     write_line(f"{folder}: the examples of {len(partition.clients)} clients\n")
 
 
@@ -104,18 +104,20 @@ def certs_command(
 def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A client's folder.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npz files with x.")],
-    whole: Annotated[bool, typer.Option("--global", help="Predict with the global model.")] = False,
+    use_global: Annotated[bool, typer.Option("--global", help="Predict with the global model.")] = False,
     trust_code: Trust = False,
 ) -> None:
     """Predict with a client's models of a federation: its own, or the global one; as lines of JSON."""
     require("flower", "fedrane flower predict", APP)
     from fedrane.flower.app import read_client_models
 
-    app, found = read_client_models(folder, trust_code)
-    kind = "global" if whole or "personal" not in found else "personal"
-    if kind not in found:
-        raise ConfigError(f"there is no {kind} model in {folder}", "the method gives none", "Leave out --global")
-    model = found[kind]
-    examples = [row for file in files for row in read_rows(file, model.inputs.shape, app.experiment.image_size)]
-    for one in predict(model, examples, app.experiment.batch):
+    app, models = read_client_models(folder, trust_code)
+    which = "global" if use_global or "personal" not in models else "personal"
+    if which not in models:
+        raise ConfigError(f"there is no {which} model in {folder}", "the method gives none", "Leave out --global")
+    model = models[which]
+    inputs = [
+        named for file in files for named in read_named_inputs(file, model.inputs.shape, app.experiment.image_size)
+    ]
+    for one in predict(model, inputs, app.experiment.batch):
         write_line(json.dumps(one) + "\n")

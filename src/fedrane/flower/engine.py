@@ -32,7 +32,7 @@ class ClientStates(Protocol):
     """What the server knows of the clients' states."""
 
     def aggregated(self, client: int, client_state: State | None, round: int) -> int:
-        """The round whose upload was aggregated last, where the run holds ``own`` for this client."""
+        """The round whose upload was aggregated last, if the run has a state of this client."""
 
     def committed(self, client: int, round: int) -> State:
         """What the run holds for the client once this round is aggregated."""
@@ -128,28 +128,28 @@ class FlowerEngine:
         for k, why in sorted(refused.items()):
             self.pool.log(f"round {round}: client {k} is not evaluated: {why}")
         held_out = {}
-        for kind in self.algorithm.models_on(task):
-            tallies = [replies[k][kind] for k in sorted(replies)]
+        for which in self.algorithm.models_on(task):
+            tallies = [replies[k][which] for k in sorted(replies)]
             tested = [parts[0] for parts in tallies]
-            held_out[kind] = [parts[1] for parts in tallies if len(parts) > 1]
-            if kind == GLOBAL and len(self.federation.test):
+            held_out[which] = [parts[1] for parts in tallies if len(parts) > 1]
+            if which == GLOBAL and len(self.federation.test):
                 metrics |= official(self.local, self.federation, self.algorithm.global_model(task, server))
-            if kind == PERSONAL and tested:
+            if which == PERSONAL and tested:
                 metrics |= overall(PERSONAL, tested)
             if tested:
-                metrics |= over_clients("global/local_" if kind == GLOBAL else "personal/", tested)
+                metrics |= over_clients("global/local_" if which == GLOBAL else "personal/", tested)
         return metrics | validation(held_out)
 
     def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
         """Of each model that the method has: the tally of the test examples, and of validation ones if there are."""
-        found = {}
-        for kind in self.algorithm.models_on(self.federation.task):
-            parts = [content.metric_records.get(f"{kind}.{part}") for part in ("test", "validation")]
-            found[kind] = [tally for tally in (read_tally(record) for record in parts) if tally is not None]
-            classes = {len(tally.class_examples) for tally in found[kind]}
-            if not found[kind] or not classes <= {0, self.federation.task.classes}:
-                raise MessageError(f"no counts of its {kind} model, or of {classes} classes")
-        return found
+        tallies_of = {}
+        for which in self.algorithm.models_on(self.federation.task):
+            parts = [content.metric_records.get(f"{which}.{part}") for part in ("test", "validation")]
+            tallies_of[which] = [tally for tally in (read_tally(record) for record in parts) if tally is not None]
+            classes = {len(tally.class_examples) for tally in tallies_of[which]}
+            if not tallies_of[which] or not classes <= {0, self.federation.task.classes}:
+                raise MessageError(f"no counts of its {which} model, or of {classes} classes")
+        return tallies_of
 
 
 class MessageBuilder:
@@ -268,6 +268,6 @@ class MessageBuilder:
 
     def _digest(self, leaf: torch.Tensor) -> str:
         known = self._digests.get(id(leaf))
-        if known is None:  # the tensor is held as well: the id of a dead one could be given to another
+        if known is None:  # the tensor is held as well: the id of a freed one could be reused
             known = self._digests[id(leaf)] = leaf, digest(leaf)
         return known[1]

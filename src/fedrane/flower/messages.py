@@ -19,10 +19,10 @@ from fedrane.training.evaluation import Tally
 TRAIN, EVALUATE, QUERY, DELIVER = "train", "evaluate", "query", "evaluate.deliver"
 """Flower's message types; a client that is delivered a model keeps it."""
 PARAMS = "model/params/"
-COUNTS = Tally._fields[:5]
-CLASS_COUNTS = Tally._fields[5:]
+COUNTS, CLASS_COUNTS = ("examples", "hits", "loss", "few", "few_hits"), ("class_examples", "class_hits")
+"""The names that a tally's fields have in a message, in the order of its fields."""
 MAX_EXAMPLES = 10**9
-"""More than any one client has: a larger number is a mistake or a lie."""
+"""More than any one client has: a larger number is a mistake or made up."""
 
 
 class ClientRequest(NamedTuple):
@@ -49,7 +49,7 @@ class ClientRequest(NamedTuple):
     first_state: str
     """The layout of what a client cannot derive of its first state by itself."""
     global_model: str
-    """The layout of the global model, where it is asked for; what came down is not repeated."""
+    """The layout of the global model, if it is requested; what was received is not repeated."""
 
     def record(self) -> ConfigRecord:
         return ConfigRecord(self._asdict())
@@ -62,9 +62,9 @@ class ClientRequest(NamedTuple):
             raise MessageError(
                 "a message of another version", f"it has {', '.join(given)}", "Install one version everywhere"
             )
-        for name, kind in wanted.items():
-            if type(given[name]) is not kind:
-                raise MessageError(f"{name} is {given[name]!r}", f"it is of type {kind.__name__}")
+        for name, expected in wanted.items():
+            if type(given[name]) is not expected:
+                raise MessageError(f"{name} is {given[name]!r}", f"it is of type {expected.__name__}")
         return cls(**given)  # type: ignore[arg-type]  # checked just now
 
 
@@ -106,9 +106,9 @@ def read_identity(node: int, content: RecordDict) -> tuple[int, int]:
 
 
 def tally_record(tally: Tally, by_class: bool) -> MetricRecord:
-    values = tally._asdict()
     names = (*COUNTS, *CLASS_COUNTS) if by_class else COUNTS
-    return MetricRecord({name: list(v) if isinstance(v := values[name], tuple) else v for name in names})
+    values: dict[str, Any] = dict(zip(names, tally, strict=False))
+    return MetricRecord({name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
 
 
 def read_tally(record: MetricRecord | None) -> Tally | None:
@@ -118,10 +118,10 @@ def read_tally(record: MetricRecord | None) -> Tally | None:
     numbers = [values.get(name) for name in COUNTS]
     if not all(isinstance(n, int | float) and math.isfinite(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers):
         raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "they are finite and not negative")
-    examples, hits, loss, few, few_hits = numbers
-    if not (0 < examples < MAX_EXAMPLES and hits <= examples and few_hits <= few <= examples):  # type: ignore[operator]  # numbers
-        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "parts are not larger than the whole")
+    examples, hits, loss, minority_examples, minority_hits = numbers
+    if not (0 < examples < MAX_EXAMPLES and hits <= examples and minority_hits <= minority_examples <= examples):  # type: ignore[operator]  # numbers
+        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "a part is not larger than the total")
     by_class = [tuple(int(n) for n in values.get(name, ())) for name in CLASS_COUNTS]
     if by_class[0] and (sum(by_class[0]) != examples or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
         raise MessageError(f"classes {by_class}", f"they sum up to {examples} examples and {hits} hits")
-    return Tally(int(examples), int(hits), float(loss), int(few), int(few_hits), *by_class)  # type: ignore[arg-type]
+    return Tally(int(examples), int(hits), float(loss), int(minority_examples), int(minority_hits), *by_class)  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ class NodePool:
         claims.append(node)
 
     def request(
-        self, kind: str, requests: Mapping[int, RecordDict], read: Callable[[int, RecordDict], T]
+        self, message_type: str, requests: Mapping[int, RecordDict], read: Callable[[int, RecordDict], T]
     ) -> tuple[dict[int, T], dict[int, str]]:
         """The clients' replies, read and checked, and why there is none of the others."""
         self.discover()
@@ -86,7 +86,7 @@ class NodePool:
         there = {k: self.nodes[k] for k in requests if self.nodes.get(k) in online}
         absent = {k: "it is not connected" for k in requests if k not in there}
         messages = {k: (node, requests[k]) for k, node in there.items()}
-        replies, refused = self._exchange(kind, messages, read, self.timeout)
+        replies, refused = self._exchange(message_type, messages, read, self.timeout)
         return replies, refused | absent
 
     def wait_for(self, clients: list[int]) -> None:
@@ -99,14 +99,14 @@ class NodePool:
                 return
             time.sleep(self.poll_interval)
 
-    def send(self, kind: str, requests: Mapping[int, RecordDict]) -> None:
+    def send(self, message_type: str, requests: Mapping[int, RecordDict]) -> None:
         """Without waiting for a reply."""
         for k, content in requests.items():
-            self.grid.push_messages([Message(content, self.nodes[k], kind, ttl=self.timeout)])
+            self.grid.push_messages([Message(content, self.nodes[k], message_type, ttl=self.timeout)])
 
     def _exchange(
         self,
-        kind: str,
+        message_type: str,
         messages: Mapping[int, tuple[int, RecordDict]],
         read: Callable[[int, RecordDict], T],
         timeout: float,
@@ -115,7 +115,7 @@ class NodePool:
         refused: dict[int, str] = {}
         for who, (node, content) in messages.items():
             # Valid for as long as anybody waits: a node that takes it up later would reply to a round that is over.
-            sent = list(self.grid.push_messages([Message(content, node, kind, ttl=timeout)]))
+            sent = list(self.grid.push_messages([Message(content, node, message_type, ttl=timeout)]))
             if sent and sent[0]:
                 waiting[sent[0]] = who
             else:

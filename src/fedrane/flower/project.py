@@ -141,7 +141,7 @@ app = client(Path(__file__).parent, examples)
 '''
 
 DATA = '''\
-"""Where a client's examples come from; the server has no say in it."""
+"""Where a client's examples come from; the server does not decide it."""
 
 from fedrane.flower.app import node_examples
 

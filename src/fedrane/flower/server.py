@@ -109,7 +109,7 @@ class ModelDelivery(Callback):
         done = loop.done()
         algorithm = algorithm_at(loop.experiment, done)
         engine = make_engine(algorithm, self.federation)
-        lr, epochs = loop.rate_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
+        lr, epochs = loop.lr_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
         messages = MessageBuilder(engine, loop.server, loop.client_states, done, lr, epochs)
         requests: dict[int, RecordDict] = {}
         for k in clients:
@@ -143,8 +143,8 @@ def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
     cleanup.callback(folder.close)
     cleanup.enter_context(limited(1))
     try:
-        facts = _start(config, folder, pool, settings.wait) if fresh else _restart(config, folder, pool)
-        federation = _federation(config, settings, facts["labels"], pool)
+        metadata = _start(config, folder, pool, settings.wait) if fresh else _restart(config, folder, pool)
+        federation = _federation(config, settings, metadata["labels"], pool)
         # The examples are with the clients, and so the models are not calibrated.
         loop = TrainingLoop(experiment, federation, config.inputs, folder, [FlowerLog()], calibrates=False)
         pool.log = loop.message
@@ -195,7 +195,7 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
         time.sleep(1)
     pool.timeout = timeout
     folder.create()
-    facts = {
+    metadata = {
         "inputs": config.inputs.to_dict(),
         "labels": [[pool.sizes[k]] for k in sorted(everyone)],
         "key": pool.key,
@@ -204,21 +204,21 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
     }
     user_code.remember(config.experiment)
     user_code.keep(config.experiment, folder)
-    folder.write_json(METADATA, facts)
+    folder.write_json(METADATA, metadata)
     folder.write_config(config.experiment)
-    return facts
+    return metadata
 
 
 def _code_digests(config: AppConfig) -> dict[str, str]:
-    """Of the method's and the network's own files; the data are not the server's to know."""
+    """Of the method's and the network's own files; the server does not know the data."""
     return {key: value for key, value in sources.contents(config.experiment).items() if key in user_code.KEYS}
 
 
 def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any]:
     folder.open()
-    facts = folder.read_metadata()
+    metadata = folder.read_metadata()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
-    if changed := sources.changed(facts.get("sources", {}), _code_digests(config)):
+    if changed := sources.changed(metadata.get("sources", {}), _code_digests(config)):
         files = " and ".join(str(sources.own_files(config.experiment)[key]) for key in changed)
         raise CheckpointError(f"{files} changed since the run in {folder.path} began", "it would be another", elsewhere)
     user_code.remember(config.experiment)
@@ -229,28 +229,28 @@ def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any
                 f"its config.toml differs from the app's {EXPERIMENT}",
                 elsewhere,
             )
-    if not isinstance(facts.get("key"), str) or not isinstance(facts.get("server_start"), int):
+    if not isinstance(metadata.get("key"), str) or not isinstance(metadata.get("server_start"), int):
         raise CheckpointError(
             f"{folder.path / METADATA} is not that of a federation", "it has no key and server_start", elsewhere
         )
-    facts["server_start"] += 1
-    folder.write_json(METADATA, facts)
-    pool.key, pool.server_start = facts["key"], facts["server_start"]
-    pool.sizes = {k: row[0] for k, row in enumerate(facts["labels"])}
-    return facts
+    metadata["server_start"] += 1
+    folder.write_json(METADATA, metadata)
+    pool.key, pool.server_start = metadata["key"], metadata["server_start"]
+    pool.sizes = {k: counts[0] for k, counts in enumerate(metadata["labels"])}
+    return metadata
 
 
 def _federation(
     config: AppConfig, settings: ServerSettings, labels: list[list[int]], pool: NodePool
 ) -> RemoteFederation:
-    task, sizes = config.task(), [row[0] for row in labels]
+    task, sizes = config.task(), [counts[0] for counts in labels]
     test = config.empty_pool(task)
     if settings.test_data:
-        examples = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
+        dataset = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
         index = {name: number for number, name in enumerate(config.inputs.classes)}
-        if not set(examples.classes) <= index.keys():
-            raise DataError(f"{settings.test_data} has classes {examples.classes}", f"they are {config.inputs.classes}")
-        test = config.pool(examples.x_test, np.array([index[examples.classes[y]] for y in examples.y_test]), task)
+        if not set(dataset.classes) <= index.keys():
+            raise DataError(f"{settings.test_data} has classes {dataset.classes}", f"they are {config.inputs.classes}")
+        test = config.pool(dataset.x_test, np.array([index[dataset.classes[y]] for y in dataset.y_test]), task)
     train = tuple(np.broadcast_to(np.int64(0), n) for n in sizes)
     split, batch = Split(train, (), ()), min(config.experiment.batch, max(sizes))
     return RemoteFederation(task, config.empty_pool(task), test, split, batch, config.experiment.seed, pool=pool)

@@ -131,17 +131,17 @@ class Simulation:
                 self._checked(self._grids.get(timeout=0.05))
         return self
 
-    def _checked(self, found: Grid | BaseException) -> Grid:
-        if isinstance(found, BaseException):
+    def _checked(self, received: Grid | BaseException) -> Grid:
+        if isinstance(received, BaseException):
             self.__exit__()
-            raise SimulationError(f"Flower's simulation does not start: {found}") from found
-        return found
+            raise SimulationError(f"Flower's simulation does not start: {received}") from received
+        return received
 
     def check(self) -> None:
         """Raise unless it still runs."""
         if not self._thread.is_alive():
-            found = None if self._grids.empty() else self._grids.get()
-            cause = found if isinstance(found, BaseException) else None
+            received = None if self._grids.empty() else self._grids.get()
+            cause = received if isinstance(received, BaseException) else None
             why = str(cause) if cause else "no reason is known"
             raise SimulationError("Flower's simulation has ended", why, "Go on from the last checkpoint") from cause
 
@@ -227,9 +227,9 @@ class SimulatedStates:
         return last
 
     def committed(self, client: int, round: int) -> State:
-        found = self._store(client).committed(round, round)
-        assert found is not None  # noqa: S101 - it gives the copy of a round or raises
-        client_state = tree.map(lambda leaf: leaf.to(self.device), found.client_state)
+        saved = self._store(client).committed(round, round)
+        assert saved is not None  # noqa: S101 - it gives the copy of a round or raises
+        client_state = tree.map(lambda leaf: leaf.to(self.device), saved.client_state)
         self._last[client] = round, client_state
         return client_state
 

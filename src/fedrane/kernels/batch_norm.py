@@ -1,4 +1,4 @@
-"""BatchNorm over the live examples of a batch, with its gradient written out: fast under ``torch.func.vmap``."""
+"""BatchNorm over a batch without its padding, with its gradient written out: fast under ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedrane.kernels.dispatch import on_stack
 def normalise(
     x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, old: Tensor, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """BatchNorm of (N, C, …) over live examples; ``old`` and the second result are the running mean and variance."""
+    """BatchNorm of (N, C, …) without padding; ``old`` and the second result are the running mean and variance."""
     y, saved = _Normalise.apply(x.movedim(1, -1), mask, weight, bias, old, eps, momentum)  # type: ignore[no-untyped-call]
     return y.movedim(-1, 1), saved[:2]
 
 
 class _Normalise(Function):
-    """(N, …, C), of which some examples are live, to mean 0 and deviation 1 over those.
+    """(N, …, C), to mean 0 and deviation 1 over the examples in the mask.
 
     A single value of a channel becomes the bias and leaves the running statistics as they are (torch refuses it).
     Gives the output and lines of C numbers: the running mean and variance after this batch, then what kernels need.
@@ -71,7 +71,7 @@ class _Normalise(Function):
 
 
 def _moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel of (N, …, C) over live examples."""
+    """Mean and variance of each channel of (N, …, C) over the examples in the mask."""
     divisor, dims = (mask.sum() * x.shape[1:-1].numel()).clamp(min=1), tuple(range(x.dim() - 1))
     mask = _mask(mask, x)
     mean = torch.where(mask, x, 0).sum(dims) / divisor

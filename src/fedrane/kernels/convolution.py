@@ -105,12 +105,12 @@ def _unpatch(patches: Tensor, x: Tensor, rows: _Side, columns: _Side, stride: in
     n, *sides, channels = x.shape
     parts = patches.reshape(*patches.shape[:3], rows.taps, columns.taps, channels)
     height, width = (n + side.before + side.after for n, side in zip(sides, (rows, columns), strict=True))
-    whole = torch.zeros_like(x[:, :1, :1]).expand(n, height, width, channels).clone()
+    padded = torch.zeros_like(x[:, :1, :1]).expand(n, height, width, channels).clone()
     for i in range(rows.taps):
         for j in range(columns.taps):
-            seen = whole[:, i : i + stride * parts.shape[1] : stride, j : j + stride * parts.shape[2] : stride]
+            seen = padded[:, i : i + stride * parts.shape[1] : stride, j : j + stride * parts.shape[2] : stride]
             seen += parts[:, :, :, i, j]
-    return F.pad(whole, (0, 0, -columns.before, -columns.after, -rows.before, -rows.after))
+    return F.pad(padded, (0, 0, -columns.before, -columns.after, -rows.before, -rows.after))
 
 
 def _matrix(weight: Tensor, rows: _Side, columns: _Side) -> Tensor:

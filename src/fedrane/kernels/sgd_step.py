@@ -13,7 +13,7 @@ from fedrane.kernels.dispatch import on_stack
 
 
 def sgd_step(params: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
-    """params − rate · grads; for stacked clients with a rate each, PyTorch's own takes twice as long on a GPU."""
+    """params − lr · grads; for stacked clients with one lr each, PyTorch's operation takes twice as long on a GPU."""
     kernels = dispatch.stacked() and dispatch.gpu_kernels(params, "sgd_step")
     if kernels and lr.dim() == 0 and params.shape == grads.shape:
         out: Tensor = _SgdStep.apply(params, grads, lr)  # type: ignore[no-untyped-call]

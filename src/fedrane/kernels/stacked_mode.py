@@ -1,7 +1,7 @@
 """A network's calls rerouted while clients are stacked: whoever calls ``conv2d`` gets ours, without a changed network.
 
 Besides convolution and pooling, a few operations of PyTorch are written otherwise, because under ``vmap`` they are slow
-or ask how their input lies in memory, which a stack hides.
+or read the memory layout of their input, which a stack hides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _StackedMode(TorchFunctionMode):
             product = F.linear(*args[:2])  # with a bias, a stack would also be multiplied by one
             return product + args[2].to(product.dtype)
         if func is F.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)) and not kwargs:
-            return args[0].mean((-2, -1), keepdim=True)  # PyTorch's asks how its input lies in memory
+            return args[0].mean((-2, -1), keepdim=True)  # PyTorch's reads the memory layout
         if func is F.group_norm:
             return _group_norm(*args, **(kwargs or {}))
         if func in (F.max_pool2d, torch.max_pool2d) and not (kwargs or {}).get("return_indices"):
@@ -53,7 +53,7 @@ class _StackedMode(TorchFunctionMode):
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """PyTorch's asks how its input lies in memory, too."""
+    """PyTorch's reads the memory layout, too."""
     dtype = torch.promote_types(input.dtype, torch.float32)
     groups = input.reshape(input.shape[0], num_groups, -1).to(dtype)
     var, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)

@@ -44,18 +44,18 @@ def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn
     return body, last
 
 
-def _check_split(whole: nn.Module, body: nn.Module, head: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """The head must be the last thing the network does; shown on two made-up rows."""
-    modes = [(module, module.training) for module in (whole, body, head)]
-    parameter = next(whole.parameters(), torch.zeros(()))
+def _check_split(network: nn.Module, body: nn.Module, head: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Raise unless the head is the network's last operation; tested on two artificial examples."""
+    modes = [(module, module.training) for module in (network, body, head)]
+    parameter = next(network.parameters(), torch.zeros(()))
     examples = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
     examples = examples.to(parameter.device)
-    expected = _try(whole, examples)
+    expected = _try(network, examples)
     got = _try(nn.Sequential(body, head), examples)
     for module, mode in modes:
         module.train(mode)
     if isinstance(expected, str):
-        raise ConfigError(f"the network cannot take rows of shape {shape}: {expected}")
+        raise ConfigError(f"the network cannot take examples of shape {shape}: {expected}")
     if isinstance(got, str) or expected.shape != got.shape or not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
         raise ConfigError(
             f"submodule {name!r} is not the network's last operation",

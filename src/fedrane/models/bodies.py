@@ -46,24 +46,24 @@ def convnet(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
 
 def resnet18(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """ResNet-18 with the ImageNet stem, also on 32 × 32 images, as the paper's authors use it (readings 11)."""
-    return ResNet18(_image(shape, "resnet18")[0], wide_stem=True), 512
+    return ResNet18(_image(shape, "resnet18")[0], imagenet_stem=True), 512
 
 
 def resnet18_cifar(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """ResNet-18 with the 3 × 3 stem made for 32 × 32 images: far better on CIFAR, about fifteen times the work."""
-    return ResNet18(_image(shape, "resnet18-cifar")[0], wide_stem=False), 512
+    return ResNet18(_image(shape, "resnet18-cifar")[0], imagenet_stem=False), 512
 
 
 def _image(shape: tuple[int, ...], model: str) -> tuple[int, int]:
     if len(shape) != 3:
         raise ConfigError(
-            f"model={model} on rows of shape {shape}", "it takes images (channels, height, width)", "Use model=mlp"
+            f"model={model} on examples of shape {shape}", "it takes images (channels, height, width)", "Use model=mlp"
         )
     return shape[0], min(shape[1:])
 
 
 class _Conv(nn.Conv2d):
-    """A convolution without bias that starts as He et al. (2015) say, by its outputs."""
+    """A convolution without bias initialised as in He et al. (2015), by its outputs."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, size, stride, padding=size // 2, bias=False)
@@ -89,11 +89,11 @@ class _Block(nn.Module):
 class ResNet18(nn.Module):
     """He et al. 2016, two basic blocks in each of four stages."""
 
-    def __init__(self, channels: int, wide_stem: bool) -> None:
+    def __init__(self, channels: int, imagenet_stem: bool) -> None:
         super().__init__()
-        self.conv = _Conv(channels, 64, 7, 2) if wide_stem else _Conv(channels, 64, 3)
+        self.conv = _Conv(channels, 64, 7, 2) if imagenet_stem else _Conv(channels, 64, 3)
         self.bn = nn.BatchNorm2d(64)
-        self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if wide_stem else nn.Identity()
+        self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if imagenet_stem else nn.Identity()
         widths = [64, 64, 128, 256, 512]
         self.stages = nn.Sequential(
             *(

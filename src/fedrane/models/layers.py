@@ -1,7 +1,7 @@
-"""Layers that must know more than their input: which rows of a batch count, and where its noise comes from.
+"""Layers that need more than their input: the mask of the batch, and the key of its noise.
 
-A batch is padded to a fixed length, so BatchNorm must take its statistics over the live rows alone; and dropout must
-draw from the batch's own key, so that every engine, and a resumed run, sees the same masks. Both read what they need
+A batch is padded to a fixed length, so BatchNorm must leave padding out of its statistics; and dropout must draw from
+the batch's key, so that every engine, and a resumed run, sees the same dropout masks. Both read what they need
 from the :class:`Pass` in progress and write nothing but to it: the network stays a pure function.
 """
 
@@ -23,7 +23,7 @@ from fedrane.kernels.batch_norm import normalise
 
 @dataclass
 class Pass:
-    """One evaluation of a network: is it training, which rows are live, which key its noise has, and what came out."""
+    """One evaluation of a network: the mode, the mask of the batch, the key of its noise, and the new statistics."""
 
     train: bool
     mask: Tensor
@@ -46,7 +46,7 @@ def within(now: Pass) -> Iterator[None]:
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm over live rows. ``tracked`` keeps running statistics for the test; otherwise each batch has its own."""
+    """BatchNorm that ignores padding. ``tracked``: evaluation uses running statistics; otherwise each batch its own."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -62,12 +62,12 @@ class MaskedBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         now = _current.get()
         if self.tracked and not (now.train if now else self.training):
-            return self._answer(x)
+            return self._with_running_statistics(x)
         if now is None or now.full:
-            return self._all_rows(x, now)
-        return self._unmasked(x, now)
+            return self._without_padding(x, now)
+        return self._masked(x, now)
 
-    def _answer(self, x: Tensor) -> Tensor:
+    def _with_running_statistics(self, x: Tensor) -> Tensor:
         mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
         if not dispatch.stacked():
             return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
@@ -75,10 +75,10 @@ class MaskedBatchNorm(nn.Module):
         shift = (0 if self.bias is None else self.bias) - mean * scale
         return (x.movedim(1, -1) * scale + shift).movedim(-1, 1)
 
-    def _all_rows(self, x: Tensor, now: Pass | None) -> Tensor:
+    def _without_padding(self, x: Tensor, now: Pass | None) -> Tensor:
         if x.numel() == x.shape[1]:  # one value per channel is its own mean: the output is the bias
             mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
-            return self._unmasked(x, now or Pass(self.training, mask, True))
+            return self._masked(x, now or Pass(self.training, mask, True))
         if not self.tracked or now is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         mean, var = self.get_buffer("running_mean").clone(), self.get_buffer("running_var").clone()
@@ -86,7 +86,7 @@ class MaskedBatchNorm(nn.Module):
         self._record(now, mean, var)
         return y
 
-    def _unmasked(self, x: Tensor, now: Pass) -> Tensor:
+    def _masked(self, x: Tensor, now: Pass) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = x.new_ones(self.channels, dtype=dtype) if self.weight is None else self.weight
         bias = x.new_zeros(self.channels, dtype=dtype) if self.bias is None else self.bias
@@ -108,15 +108,15 @@ class MaskedBatchNorm(nn.Module):
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a function of the batch's key, the layer's number and the position: no generator."""
 
-    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+    def __init__(self, p: float, layer: int, by_channel: bool) -> None:
         super().__init__()
-        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.p, self.layer, self.by_channel = p, layer, by_channel
 
     def forward(self, x: Tensor) -> Tensor:
         now = _current.get()
         if now is None or not now.train or now.key is None or self.p == 0:
             return x
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.by_channel else x.shape
         position = torch.arange(shape.numel(), device=x.device).reshape(shape)
         kept = uniform(now.key, self.layer, position) >= self.p
         return x * kept / (1 - self.p) if self.p < 1 else x * 0

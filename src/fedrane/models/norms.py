@@ -1,7 +1,7 @@
 """The policy for normalisation layers, and the conversion of a user's network to layers that can follow it.
 
 ``shared``  running statistics, averaged over clients by sample ratio (the default);
-``batch``   batch statistics, also at test: an answer then depends on the other rows of its batch;
+``batch``   batch statistics, also at test: a prediction then depends on the rest of its batch;
 ``local``   the normalisation layers, statistics and affine parameters, stay with their client (FedBN, Li et al. 2021);
 ``group``   BatchNorm is replaced by GroupNorm, which has no statistics to share.
 """
@@ -63,7 +63,7 @@ def _replacement(layer: nn.Module, name: str, number: int, policy: str) -> nn.Mo
             )
         return None
     if isinstance(layer, _DropoutNd):
-        return KeyedDropout(layer.p, number, whole_channels=not isinstance(layer, nn.Dropout))
+        return KeyedDropout(layer.p, number, by_channel=not isinstance(layer, nn.Dropout))
     if isinstance(layer, _BatchNorm):
         return _normalisation(layer, name, policy)
     return None

@@ -8,7 +8,7 @@ from fedrane.errors import ConfigError
 
 
 def require(extra: str, user: str, *modules: str) -> None:
-    """Raise an error that says what needs these modules and how to install them, if one cannot be imported."""
+    """Raise an error if one of these modules cannot be imported, with what needs them and how to install them."""
     for module in modules:
         try:
             import_module(module)

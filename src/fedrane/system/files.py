@@ -25,7 +25,7 @@ PARTS = f"*.{'[0-9a-f]' * 8}.part"
 
 @contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write into an error that says why, and that saved data are safe."""
+    """Turn a failed write into an error with the reason; saved data are safe."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -33,7 +33,7 @@ def clear_errors(path: Path) -> Iterator[None]:
         if number in NO_SPACE or re.search(NO_SPACE_TEXT, str(error)):  # safetensors gives only the text
             why, remedy = "there is no space left", "Everything saved before is intact: free some space, then resume"
         else:
-            why, remedy = f"the system says: {error}", "Choose a folder you may write to"
+            why, remedy = f"system error: {error}", "Choose a folder you may write to"
         raise FileError(f"{path} cannot be written", why, remedy) from error
 
 

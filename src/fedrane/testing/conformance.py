@@ -268,9 +268,9 @@ def client_hooks_read_no_values(algorithm: Algorithm) -> None:
             for batch in batches:
                 work = stage.step(task, ctx, work, batch)
             stage.finish(task, ctx, work)
-        answers = stage.models_on(task)
-        models = [stage.global_model(task, bench.result.server)] if GLOBAL in answers else []
-        models += [stage.personal_model(task, ctx)] if PERSONAL in answers else []
+        available = stage.models_on(task)
+        models = [stage.global_model(task, bench.result.server)] if GLOBAL in available else []
+        models += [stage.personal_model(task, ctx)] if PERSONAL in available else []
         for model in models:
             with _hidden_values():
                 stage.predict(task, model, batches[0].x, batches[0].mask)
@@ -397,7 +397,7 @@ def only_what_is_shared_travels(algorithm: Algorithm) -> None:
         need(sent.cohort.labels is None, "the server sees the clients' labels")
 
 
-def answers_are_those_declared(algorithm: Algorithm) -> None:
+def models_are_those_declared(algorithm: Algorithm) -> None:
     result = trained(algorithm, rounds=2)
     examples = torch.from_numpy(blobs().x_test[:9])
     declared = result.algorithm.models_on(result.task)
@@ -436,7 +436,7 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     padding_changes_nothing,
     mixed_labels_count,
     only_what_is_shared_travels,
-    answers_are_those_declared,
+    models_are_those_declared,
     it_learns,
 )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.federation import Federation
-from fedrane.engines.sequential import MAX_PREDICT_ROWS, Sequential
+from fedrane.engines.sequential import MAX_PREDICT_EXAMPLES, Sequential
 
 if TYPE_CHECKING:
     from fedrane.training.predictor import Models, Predictor
@@ -103,7 +103,7 @@ def calibrate(models: Models, federation: Federation, engine: object) -> dict[st
 
 @torch.no_grad()
 def _score(model: Predictor, models: Models, federation: Federation, examples: Tensor) -> ClientScores:
-    chunk = federation.batch if models.task.depends_on_batch else MAX_PREDICT_ROWS
+    chunk = federation.batch if models.task.depends_on_batch else MAX_PREDICT_EXAMPLES
     pool = federation.train
     scores = [model(pool.x[part.to(pool.x.device)]).double().cpu() for part in torch.split(examples, chunk)]
     return ClientScores(torch.cat(scores), pool.y.cpu()[examples])

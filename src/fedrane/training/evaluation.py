@@ -48,20 +48,20 @@ class Tally(NamedTuple):
     hits: int
     loss: float
     """Summed over examples."""
-    few: int = 0
+    minority_examples: int = 0
     """Examples of its minority classes."""
-    few_hits: int = 0
+    minority_hits: int = 0
     class_examples: tuple[int, ...] = ()
     class_hits: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, predicted: Predicted, y: NDArray[np.int64], minority: NDArray[np.bool_]) -> Tally:
         """Count predictions for examples with labels ``y``; ``minority`` marks the client's minority classes."""
-        hit, few = predicted.labels == y, minority[y]
+        hit, rare = predicted.labels == y, minority[y]
         by_class = (np.bincount(y[chosen], minlength=len(minority)) for chosen in (slice(None), hit))
         examples, hits = (tuple(counts.tolist()) for counts in by_class)
         loss = float(predicted.losses.sum())
-        return cls(len(y), int(hit.sum()), loss, int(few.sum()), int(hit[few].sum()), examples, hits)
+        return cls(len(y), int(hit.sum()), loss, int(rare.sum()), int(hit[rare].sum()), examples, hits)
 
 
 def evaluate(
@@ -79,11 +79,11 @@ def evaluate(
     if GLOBAL in algorithm.models_on(task):
         model = algorithm.global_model(task, server)
         metrics |= official(engine, federation, model)
-        tested, held_out[GLOBAL] = answer(engine, federation, algorithm, [model] * federation.population)
+        tested, held_out[GLOBAL] = tally_predictions(engine, federation, algorithm, [model] * federation.population)
         metrics |= over_clients("global/local_", tested)
     if PERSONAL in algorithm.models_on(task):
         models = [engine.personal(server, client_states.get(k), k, round) for k in everyone]
-        tested, held_out[PERSONAL] = answer(engine, federation, algorithm, models)
+        tested, held_out[PERSONAL] = tally_predictions(engine, federation, algorithm, models)
         metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested)
     return metrics | validation(held_out)
 
@@ -95,7 +95,7 @@ def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
     return overall(GLOBAL, [Tally.of(predicted, _labels(federation.test), no_minority)])
 
 
-def answer(
+def tally_predictions(
     engine: Predicts, federation: Federation, algorithm: Algorithm, models: list[Model]
 ) -> tuple[list[Tally], list[Tally]]:
     """Return the tallies of each client's model on its local test set and on its validation set."""
@@ -109,11 +109,11 @@ def answer(
 def _tallies(
     engine: Predicts, federation: Federation, models: list[Model], examples: tuple[Examples, ...], together: bool
 ) -> list[Tally]:
-    y, few = _labels(federation.train), minority_classes(federation.labels)
+    y, minority = _labels(federation.train), minority_classes(federation.labels)
     if not any(len(r) for r in examples):
         return []
     predicted = _by_client(engine, models, federation.train, examples, together)
-    return [Tally.of(p, y[r], few[k]) for k, (p, r) in enumerate(zip(predicted, examples, strict=True))]
+    return [Tally.of(p, y[r], minority[k]) for k, (p, r) in enumerate(zip(predicted, examples, strict=True))]
 
 
 def _labels(pool: Pool) -> NDArray[np.int64]:
@@ -160,9 +160,9 @@ def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
         f"{prefix}accuracy_worst10": float(worst.mean()),
         f"{prefix}clients": each.tolist(),
     }
-    few = sum(t.few for t in tallies)
-    if few:
-        metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = sum(t.few_hits for t in tallies) / few
+    examples, hits = sum(t.minority_examples for t in tallies), sum(t.minority_hits for t in tallies)
+    if examples:
+        metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = hits / examples
     return metrics
 
 

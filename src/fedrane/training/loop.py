@@ -37,7 +37,7 @@ PHASES = TRAIN, AGGREGATE, EVALUATE, SAVE = ("train", "aggregate", "evaluate", "
 
 @dataclass(frozen=True)
 class Stage:
-    """A round to come: a regular one of the method, or one of its finale."""
+    """A round to come: a regular one of the method, or one of its post-training stage."""
 
     round: int
     algorithm: Algorithm
@@ -46,9 +46,9 @@ class Stage:
 
 
 class TrainingLoop:
-    """The rounds of an experiment on a federation, whatever the engine.
+    """The rounds of an experiment on a federation, on any engine.
 
-    With a folder, rounds are recorded and checkpoints saved there. ``stop`` is asked after each round.
+    With a folder, rounds are recorded and checkpoints saved there. ``stop`` is called after each round.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class TrainingLoop:
         """The last round that is recorded."""
         return last_round(self.history)
 
-    def facts(self) -> dict[str, Any]:
-        """What a model of this run must know when it is loaded, and who holds what."""
+    def metadata(self) -> dict[str, Any]:
+        """What is needed to load a model of this run, and the label counts of its clients."""
         return {"inputs": self.inputs.to_dict(), "labels": self.federation.labels.tolist()}
 
     def message(self, text: str) -> None:
@@ -140,7 +140,7 @@ class TrainingLoop:
         if participants:
             if not self._warm:
                 record[timing.WARMUP] = self._warm = True
-            lr = self.rate_of(number)
+            lr = self.lr_of(number)
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
                 trained = stage.engine.train_round(self.server, self.client_states, participants, number, lr, epochs)
@@ -158,9 +158,9 @@ class TrainingLoop:
         record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
 
-    def rate_of(self, round: int) -> float:
-        """The learning rate of a round. A finale has that of the last round that was run: ``patience`` may have ended
-        the rounds long before the schedule's last."""
+    def lr_of(self, round: int) -> float:
+        """The learning rate of a round. The post-training stage has that of the last round that was run:
+        ``patience`` may have ended the rounds long before the schedule's last."""
         e = self.experiment
         if round > e.rounds:
             round = max((int(r["round"]) for r in self.history if r["round"] <= e.rounds), default=e.rounds)
@@ -176,14 +176,14 @@ class TrainingLoop:
         """The server's step; only now does what the clients kept become theirs."""
         before = self.server.model.params
         clients = trained.cohort.index.tolist()
-        whole = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
+        finite = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
-        if not tree.finite(server) or not any(whole.values()):
-            raise self._diverged(stage.round, [k for k in clients if not whole[k]])
+        if not tree.finite(server) or not any(finite.values()):
+            raise self._diverged(stage.round, [k for k in clients if not finite[k]])
         for text in (*trained.messages, *metrics.pop("messages", ())):
             self.message(f"round {stage.round}: {text}")
         self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
-        for k, client_state in ((k, client_state) for k, client_state in trained.client_states.items() if whole[k]):
+        for k, client_state in ((k, client_state) for k, client_state in trained.client_states.items() if finite[k]):
             self.client_states[k] = tree.map(tree.as_saved, client_state)
         record: Metrics = {
             "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
@@ -205,7 +205,7 @@ class TrainingLoop:
         return Diverged(
             f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
             "nothing after this would mean anything; what was saved is from before it",
-            f"Use a smaller rate (lr is {self.experiment.lr}) or clip=10",
+            f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10",
         )
 
     def _due(self, stage: Stage) -> bool:
@@ -265,11 +265,11 @@ class TrainingLoop:
             return known
         if not self.calibrates:
             return {}
-        found = calibrate(result, self.federation, self._engine(result.algorithm))
+        calibrations = calibrate(result, self.federation, self._engine(result.algorithm))
         if self.folder:
-            models = {kind: calibration._asdict() for kind, calibration in found.items()}
+            models = {which: calibration._asdict() for which, calibration in calibrations.items()}
             self.folder.write_json(CALIBRATION, {"round": result.round, "models": models})
-        return found
+        return calibrations
 
 
 def _weights(trained: Trained) -> list[float]:

@@ -49,9 +49,9 @@ class Inputs:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: Path) -> Inputs:
         """``where`` they were read."""
-        kinds = {"shape": int, "classes": str, "mean": float, "std": float}
+        types = {"shape": int, "classes": str, "mean": float, "std": float}
         try:
-            return cls(*(tuple(map(kind, values[name])) for name, kind in kinds.items()))
+            return cls(*(tuple(map(convert, values[name])) for name, convert in types.items()))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{where}: the form of the inputs cannot be read: {error!r}") from error
 
@@ -107,7 +107,7 @@ class Predictor(nn.Module):
         if self.temperature is None:
             raise ConfigError(
                 "this model's scores are not calibrated",
-                "a softmax of them says nothing of how often the model is right",
+                "a softmax of them is not the probability that the model is right",
                 "Use the scores, or a model of a run that has finished on this version",
             )
         scores: Tensor = self(x)
@@ -140,19 +140,21 @@ class Predictor(nn.Module):
                     )
         return x
 
-    def _check_shape(self, found: tuple[int, ...]) -> None:
+    def _check_shape(self, given: tuple[int, ...]) -> None:
         shape = self.inputs.shape
-        if found[1:] == shape:
+        if given[1:] == shape:
             return
         remedy = (
             "Resize or crop them" if self.inputs.images else "Give the columns of the training table, in their order"
         )
-        if found == shape:
+        if given == shape:
             remedy = "For a single one: x[None]"
-        elif self.inputs.images and found[1:] == (*shape[1:], shape[0]):
+        elif self.inputs.images and given[1:] == (*shape[1:], shape[0]):
             remedy = "Put the channels first: x.permute(0, 3, 1, 2)"
-        kind = "images (channels, height, width)" if self.inputs.images else "table rows"
-        raise DataError(f"the input is of shape {found}", f"the model takes a batch of {kind} of shape {shape}", remedy)
+        expected = "images (channels, height, width)" if self.inputs.images else "table rows"
+        raise DataError(
+            f"the input is of shape {given}", f"the model takes a batch of {expected} of shape {shape}", remedy
+        )
 
     def _may_look(self, x: Tensor) -> bool:
         if not self.check_values or torch.compiler.is_compiling():
@@ -173,7 +175,7 @@ class Models:
 
     experiment: Experiment
     algorithm: Algorithm
-    """The method, or the last part of its finale."""
+    """The method, or the last one of its post-training stage."""
     task: Task
     inputs: Inputs
     server: State
@@ -213,8 +215,8 @@ class Models:
         ctx = Context(self.algorithm.send(self.task, self.server, who), client_state, who)
         return self._predictor(self.algorithm.personal_model(self.task, ctx), PERSONAL)
 
-    def _predictor(self, model: Model, kind: str) -> Predictor:
-        return Predictor(self.task, self.algorithm, model, self.inputs, self.calibration.get(kind))
+    def _predictor(self, model: Model, which: str) -> Predictor:
+        return Predictor(self.task, self.algorithm, model, self.inputs, self.calibration.get(which))
 
     def _require(self, which: str) -> None:
         available: Iterable[str] = self.algorithm.models_on(self.task)
@@ -223,7 +225,7 @@ class Models:
             raise ConfigError(f"{self.experiment.method_name} has no {which} model", f"it gives {other}")
 
 
-def read_rows(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
+def read_named_inputs(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
     """The inputs in an image or an .npz file (its ``x``), each with a name.
 
     ``image_size`` is the side that images were resized to for training, 0 if they were not.

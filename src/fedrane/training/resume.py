@@ -59,20 +59,20 @@ def _form(state: State) -> set[tuple[str, torch.Size | None]]:
     return {*shapes.items(), *((path, None) for path in dicts)}
 
 
-def of_data(examples: Dataset, given: Source) -> dict[str, str]:
-    """Of the examples; and of how they are scaled, where somebody hands that over with them."""
-    found = {"data": sources.of_dataset(examples)}
-    return found if given is None else found | {"normalisation": sources.of_normalisation(examples)}
+def of_data(dataset: Dataset, given: Source) -> dict[str, str]:
+    """The digest of the data; for a dataset handed over from Python also of its normalisation."""
+    prints = {"data": sources.of_dataset(dataset)}
+    return prints if given is None else prints | {"normalisation": sources.of_normalisation(dataset)}
 
 
 def fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
     """Of the partition, and of a network that was handed over: there is no file to compare."""
-    found = {"partition": sources.digest(folder.path / PARTITION)}
+    prints = {"partition": sources.digest(folder.path / PARTITION)}
     if given is not None:
-        found["network"] = sources.of_network(task)
+        prints["network"] = sources.of_network(task)
     if isinstance(given, nn.Module):
-        found["weights"] = sources.of_weights(given)
-    return found
+        prints["weights"] = sources.of_weights(given)
+    return prints
 
 
 class RecordedInputs:
@@ -90,8 +90,8 @@ class RecordedInputs:
             "network": "the network",
             "weights": "the first weights of the network",
         }
-        self._facts = folder.read_metadata()
-        self._then = user_code.recorded(self._facts)
+        self._metadata = folder.read_metadata()
+        self._then = user_code.recorded(self._metadata)
         self.changed: dict[str, dict[str, str]] = {}
         """Digests then and now."""
 
@@ -117,17 +117,17 @@ class RecordedInputs:
             return [f"{file} changed since the run began: the partition in its folder is used."]
         return []
 
-    def write(self, facts: dict[str, Any], deviations: list[str]) -> None:
+    def write(self, metadata: dict[str, Any], deviations: list[str]) -> None:
         """From now on this is what the run's inputs are; what they were when it began stays on record.
 
-        ``deviations`` say why its result is not that of a run of its configuration.
+        ``deviations`` are the reasons why its result is not that of a run of its configuration.
         """
-        accepted = self._facts.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
+        accepted = self._metadata.get("accepted", {}) | {key: pair["to"] for key, pair in self.changed.items()}
         known = {
             "accepted": accepted,
-            "deviations": [*dict.fromkeys([*self._facts.get("deviations", []), *deviations])],
+            "deviations": [*dict.fromkeys([*self._metadata.get("deviations", []), *deviations])],
         }
-        self.folder.write_json(METADATA, self._facts | facts | known)
+        self.folder.write_json(METADATA, self._metadata | metadata | known)
 
 
 def replanned(before: Experiment, now: Experiment, history: Sequence[Metrics]) -> str:
@@ -146,8 +146,8 @@ def replanned(before: Experiment, now: Experiment, history: Sequence[Metrics]) -
     return f"rounds={now.rounds} instead of {before.rounds}; it goes on from round {done}."
 
 
-def other_rates(before: Experiment, now: Experiment, done: int) -> list[str]:
-    """Where the rounds that are done had other learning rates than the new plan has for them."""
+def changed_lrs(before: Experiment, now: Experiment, done: int) -> list[str]:
+    """A message if the rounds that are done had other learning rates than the new plan has for them."""
     if all(before.schedule.at(r, before.rounds) == now.schedule.at(r, now.rounds) for r in range(1, done + 1)):
         return []
     return [

@@ -1,4 +1,4 @@
-"""A run folder: configuration, metrics, checkpoints. A run can be resumed from it, at whatever moment it was killed.
+"""A run folder: configuration, metrics, checkpoints. A run can be resumed from it, killed at any moment.
 
 Each round first appends its line to ``metrics.jsonl`` and then writes its checkpoint, in one rename. So the newest
 checkpoint has all its lines, and lines after it are cut off when the run is resumed.
@@ -140,10 +140,10 @@ class Folder:
             known = False
         if not known:
             raise CheckpointError(f"{self.path / METADATA} has no classes and labels")
-        for name, kind in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
-            found = metadata.get(name, kind())
-            texts = found.values() if isinstance(found, dict) else found
-            if not isinstance(found, kind) or not all(isinstance(text, str) for text in texts):
+        for name, expected in {**dict.fromkeys(DIGESTS, dict), "deviations": list}.items():
+            entries = metadata.get(name, expected())
+            texts = entries.values() if isinstance(entries, dict) else entries
+            if not isinstance(entries, expected) or not all(isinstance(text, str) for text in texts):
                 raise CheckpointError(f"{self.path / METADATA}: {name} cannot be read")
         return dict(metadata)
 
@@ -161,7 +161,7 @@ class Folder:
         """Remove what was written after the round ``last``, and write the new plan if there is one.
 
         In this order: if killed at any moment, it is a run of the old or of the new plan, and can be resumed. The
-        checkpoint of a finale must not stay beside a new plan, where its number is that of a round.
+        checkpoint of a post-training stage must not stay beside a new plan, where its number is that of a round.
         """
         self._clear(SUMMARY, CALIBRATION)
         if planned:
@@ -215,17 +215,17 @@ class Folder:
 
     def checkpoints(self) -> list[Path]:
         """From oldest to newest."""
-        found = (self.path / "checkpoints").glob("round-*.safetensors")
-        return sorted(path for path in found if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
+        paths = (self.path / "checkpoints").glob("round-*.safetensors")
+        return sorted(path for path in paths if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
 
     def save(self, checkpoint: Checkpoint, rounds: int) -> Path:
         """Write, fsync, rename. Keep the last two, and that of the last of ``rounds``: a run is extended from it."""
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         with clear_errors(path):
             write(path, checkpoint)
-            found = self.checkpoints()
-            before_post_training = [path for path in found if round_of(path) <= rounds]
-            for old in set(found) - {*found[-KEPT:], *before_post_training[-1:]}:
+            paths = self.checkpoints()
+            before_post_training = [path for path in paths if round_of(path) <= rounds]
+            for old in set(paths) - {*paths[-KEPT:], *before_post_training[-1:]}:
                 old.unlink()
         return path
 
@@ -234,15 +234,15 @@ class Folder:
     ) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that can be read, up to the round ``last``, and the errors of newer ones."""
         problems: list[str] = []
-        found = [path for path in self.checkpoints() if last is None or round_of(path) <= last]
-        if not found and (self.checkpoints() or self.finished):
+        paths = [path for path in self.checkpoints() if last is None or round_of(path) <= last]
+        if not paths and (self.checkpoints() or self.finished):
             what = f" of its rounds up to {last}" if self.checkpoints() else ""
             raise CheckpointError(
                 f"{self.path} has no checkpoint{what} any more",
                 "its results were recorded, and its models removed",
                 "Start it again in another folder",
             )
-        for path in reversed(found):
+        for path in reversed(paths):
             try:
                 return read(path, device, clients), problems
             except CheckpointError as error:
@@ -287,7 +287,7 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     differently. It is one entry, since several would be written in any order. A tensor that occurs more than once
     (a frozen head that every client holds) is written once: ``paths`` has the path under which each is stored.
     """
-    whole = {
+    states = {
         "server": checkpoint.server,
         "client_states": {str(k): checkpoint.client_states[k] for k in sorted(checkpoint.client_states)},
     }
@@ -295,7 +295,7 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
     paths: dict[str, str] = {}
     first: dict[Any, str] = {}
     storages: set[int] = set()
-    for path, leaf in tree.flatten(whole).items():
+    for path, leaf in tree.flatten(states).items():
         memory = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if leaf.numel() else path
         paths[path] = first.setdefault(memory, path)
         if paths[path] == path:
@@ -307,7 +307,7 @@ def encode(checkpoint: Checkpoint) -> tuple[tree.Tensors, dict[str, str]]:
         "format": FORMAT,
         "round": checkpoint.round,
         "joined": sorted(checkpoint.client_states),
-        "empty": sorted(empty_dicts(whole)),
+        "empty": sorted(empty_dicts(states)),
         "paths": paths,
     }
     return tensors, {"fedrane": json.dumps(header)}
@@ -369,8 +369,8 @@ def read_labels(comparison: Path) -> dict[str, str]:
     """The labels of a comparison's methods, by the names of their folders; empty if there is no comparison."""
     if not (comparison / COMPARISON).is_file():
         return {}
-    found = Folder(comparison).read_json(COMPARISON)
-    labels = found.get("labels") if isinstance(found, dict) else None
+    content = Folder(comparison).read_json(COMPARISON)
+    labels = content.get("labels") if isinstance(content, dict) else None
     if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
         raise CheckpointError(f"{comparison / COMPARISON} has no labels")
     return labels

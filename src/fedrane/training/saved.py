@@ -17,10 +17,10 @@ from fedrane.training.setup import Network, algorithm_at, at_rest, make_task
 
 
 def read_models(folder: Folder, model: Network = None, clients: bool = True, trust_code: bool = False) -> Models:
-    """Without ``clients`` their states are not read: the global model alone may be asked for then."""
+    """Without ``clients`` their states are not read, and only the global model is available."""
     folder.require_run()
-    facts = folder.read_metadata()
-    inputs = Inputs.from_dict(facts["inputs"], folder.path / METADATA)
+    metadata = folder.read_metadata()
+    inputs = Inputs.from_dict(metadata["inputs"], folder.path / METADATA)
     checkpoint, problems = folder.newest(clients=clients)
     for problem in problems:
         warnings.warn(f"{problem} An older checkpoint is used.", stacklevel=3)
@@ -32,10 +32,10 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
         experiment = at_rest(experiment)
         task = make_task(experiment, inputs.shape, len(inputs.classes), model)
     require_fit(task, checkpoint, folder)
-    if model is not None and user_code.recorded(facts).get("network", now := sources.of_network(task)) != now:
+    if model is not None and user_code.recorded(metadata).get("network", now := sources.of_network(task)) != now:
         raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
-    labels = np.array(facts["labels"], dtype=np.int64)
+    labels = np.array(metadata["labels"], dtype=np.int64)
     calibration = read_calibration(folder, checkpoint.round)
     return Models(
         experiment,
@@ -56,16 +56,18 @@ def read_calibration(folder: Folder, round: int) -> dict[str, Calibration]:
         return {}
     stored = folder.read_json(CALIBRATION)
     try:
-        found = {kind: Calibration(float(c["temperature"]), str(c["examples"])) for kind, c in stored["models"].items()}
+        calibrations = {
+            which: Calibration(float(c["temperature"]), str(c["examples"])) for which, c in stored["models"].items()
+        }
         fits = stored["round"] == round
-        if not all(0 < calibration.temperature < math.inf for calibration in found.values()):
+        if not all(0 < calibration.temperature < math.inf for calibration in calibrations.values()):
             raise ValueError("a temperature is positive and finite")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder.path / CALIBRATION} has no round and temperatures of its models",
             remedy="Put it back as it was; removed, the models give scores and no probabilities",
         ) from error
-    return found if fits else {}
+    return calibrations if fits else {}
 
 
 def require_fit(task: Task, checkpoint: Checkpoint, folder: Folder) -> None:
@@ -73,8 +75,10 @@ def require_fit(task: Task, checkpoint: Checkpoint, folder: Folder) -> None:
     here = {f"{part}.{name}": tuple(p.shape) for part, m in task.parts.items() for name, p in m.named_parameters()}
     for name, value in checkpoint.server.model.params.items():
         if here.get(name) != tuple(value.shape):
-            found = f"of shape {here[name]}" if name in here else "missing"
-            raise _other_network(folder, f"its {name} is {found}, and of shape {tuple(value.shape)} in the checkpoint")
+            difference = f"of shape {here[name]}" if name in here else "missing"
+            raise _other_network(
+                folder, f"its {name} is {difference}, and of shape {tuple(value.shape)} in the checkpoint"
+            )
 
 
 def _other_network(folder: Folder, why: str) -> CheckpointError:

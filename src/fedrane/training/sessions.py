@@ -70,23 +70,23 @@ def device_name(device: str) -> str:
 
 def read(folder: Folder) -> list[Entry]:
     """All sessions so far; none in a folder of an earlier version."""
-    found = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
-    if not isinstance(found, list) or not all(map(_is_entry, found)):
+    entries = folder.read_json(SESSIONS) if (folder.path / SESSIONS).is_file() else []
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise CheckpointError(f"{folder.path / SESSIONS} is not a list of sessions", remedy="Put it back, or remove it")
-    return found
+    return entries
 
 
-def _is_entry(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(kind, {}), dict) for kind in COMPARED)
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(part, {}), dict) for part in COMPARED)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between two sessions' versions and machines, in words."""
     return [
-        f"{name.replace('_', ' ')} {value} (was {before[kind][name]})"
-        for kind in COMPARED
-        for name, value in now[kind].items()
-        if name in before.get(kind, {}) and before[kind][name] != value
+        f"{name.replace('_', ' ')} {value} (was {before[part][name]})"
+        for part in COMPARED
+        for name, value in now[part].items()
+        if name in before.get(part, {}) and before[part][name] != value
     ]
 
 

@@ -27,7 +27,7 @@ Network = nn.Module | models.Factory | None
 
 
 def algorithm_at(experiment: Experiment, round: int) -> Algorithm:
-    """The method, or in a round after the last, the part of its finale."""
+    """The method; in a round after the last, the one of its post-training stage."""
     stages = (experiment.algorithm, *experiment.algorithm.post_training())
     return stages[max(0, round - experiment.rounds)]
 
@@ -49,30 +49,32 @@ def as_dataset(experiment: Experiment, given: Source) -> Dataset:
     return given if isinstance(given, Dataset) else from_torch(given)
 
 
-def resolve(experiment: Experiment, examples: Dataset, own_data: bool, own_model: bool) -> Experiment:
+def resolve(experiment: Experiment, dataset: Dataset, given_dataset: bool, given_model: bool) -> Experiment:
     """The experiment with every ``auto`` replaced by what it came to."""
     device = pick_device(experiment.device)
     changes: dict[str, Any] = {
-        "dataset": PYTHON if own_data else _absolute(experiment.dataset, examples),
-        "model": PYTHON if own_model else automatic_model(experiment.model, examples.shape),
+        "dataset": PYTHON if given_dataset else _absolute(experiment.dataset, dataset),
+        "model": PYTHON if given_model else automatic_model(experiment.model, dataset.shape),
         "device": str(device),
         "precision": automatic_precision(experiment.precision, device),
-        "partition": experiment.partition.resolved(examples.client is not None),
+        "partition": experiment.partition.resolved(dataset.client is not None),
     }
     return experiment.replace(**changes).set_by(experiment.origin)
 
 
 def settled(
-    experiment: Experiment, examples: Dataset, own_data: bool, own_model: bool
+    experiment: Experiment, dataset: Dataset, given_dataset: bool, given_model: bool
 ) -> tuple[Experiment, list[settings.Notice]]:
-    """The experiment resolved, and without what can have no effect on these rows, this network and this device."""
-    made, unused = effects.settle(resolve(experiment, examples, own_data, own_model))
-    return resolve(made, examples, own_data, own_model), unused  # what was taken out may have left an ``auto`` behind
+    """The experiment resolved, and without settings that have no effect on this dataset, network and device."""
+    made, unused = effects.settle(resolve(experiment, dataset, given_dataset, given_model))
+    return resolve(
+        made, dataset, given_dataset, given_model
+    ), unused  # what was taken out may have left an ``auto`` behind
 
 
-def _absolute(name: str, examples: Dataset) -> str:
-    """A path in a run folder must hold wherever the run is resumed from."""
-    return name if examples.name == name else str(Path(name).resolve())
+def _absolute(name: str, dataset: Dataset) -> str:
+    """An absolute path: a run may be resumed from another working directory."""
+    return name if dataset.name == name else str(Path(name).resolve())
 
 
 def automatic_model(model: str, shape: tuple[int, ...]) -> str:
@@ -101,15 +103,15 @@ def automatic_precision(name: str, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
-def make_partition(experiment: Experiment, examples: Dataset) -> partitions.Partition:
+def make_partition(experiment: Experiment, dataset: Dataset) -> partitions.Partition:
     """The experiment sets the number of clients, unless the data or a saved partition have one.
 
-    A number that was asked for must then be the same.
+    A number that the user has set must then be the same.
     """
     how = experiment.partition
-    asked = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
-    clients = experiment.clients if asked or not (how.file or how.kind == "natural") else 0
-    return partitions.partition(examples.y, len(examples.classes), clients, how, experiment.seed, examples.client)
+    explicit = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
+    clients = experiment.clients if explicit or not (how.file or how.kind == "natural") else 0
+    return partitions.partition(dataset.y, len(dataset.classes), clients, how, experiment.seed, dataset.client)
 
 
 def make_task(experiment: Experiment, shape: tuple[int, ...], classes: int, given: Network) -> Task:
@@ -149,15 +151,15 @@ def _network(
 
 
 def make_federation(
-    experiment: Experiment, examples: Dataset, partition: partitions.Partition, given: Network
+    experiment: Experiment, dataset: Dataset, partition: partitions.Partition, given: Network
 ) -> Federation:
-    task = make_task(experiment, examples.shape, len(examples.classes), given)
+    task = make_task(experiment, dataset.shape, len(dataset.classes), given)
     split = partitions.split(partition, experiment.seed, experiment.partition.test, experiment.validation)
-    return Federation.of(task, examples, split, experiment.batch, experiment.seed, experiment.augment)
+    return Federation.of(task, dataset, split, experiment.batch, experiment.seed, experiment.augment)
 
 
 def choose_engine(
-    experiment: Experiment, federation: Federation, most: int, resumed: bool = False
+    experiment: Experiment, federation: Federation, max_threads: int, resumed: bool = False
 ) -> tuple[Experiment, list[str]]:
     """The experiment with its engine and threads, where they were left open, and what the user should know of it.
 
@@ -166,11 +168,11 @@ def choose_engine(
     engine, threads, notes = experiment.engine, experiment.threads, []
     if resumed and engine == "processes" and (why := impossible()):
         engine = "threaded"
-        found = f"engine=processes cannot be used here: {why}"
-        notes.append(f"{found}. Going on with engine=threaded, to the same bits")
-    engine, threads = engines.choose(engine, threads, experiment.algorithm, federation, most)
+        reason = f"engine=processes cannot be used here: {why}"
+        notes.append(f"{reason}. Going on with engine=threaded, to the same bits")
+    engine, threads = engines.choose(engine, threads, experiment.algorithm, federation, max_threads)
     if resumed and engine in engines.WORKERS:
-        threads = min(threads, most)  # they decide how fast it goes, and nothing else
+        threads = min(threads, max_threads)  # they decide how fast it goes, and nothing else
     elif resumed and threads > cores():
         here = f"this machine has {cores()}"
         notes.append(f"begun on {threads} threads, and {here}: last digits may differ, and it may be slow")

@@ -27,11 +27,11 @@ def clean(history: Records, rounds: int) -> list[dict[str, Any]]:
 
 def training(history: Records, rounds: int) -> list[float]:
     """Return the training seconds of each round without warm-up, or as measured if no other round is available."""
-    usual = [_seconds(r) / _rows(r) for r in clean(history, rounds)]
+    usual = [_seconds(r) / _examples(r) for r in clean(history, rounds)]
     if not usual:
         return [_seconds(r) for r in history]
     each = statistics.median(usual)
-    return [min(_seconds(r), each * _rows(r)) if starts(r) else _seconds(r) for r in history]
+    return [min(_seconds(r), each * _examples(r)) if starts(r) else _seconds(r) for r in history]
 
 
 def warmup(history: Records, rounds: int) -> float:
@@ -48,5 +48,5 @@ def _seconds(record: dict[str, Any]) -> float:
     return float(record.get("seconds") or 0.0)
 
 
-def _rows(record: dict[str, Any]) -> int:
+def _examples(record: dict[str, Any]) -> int:
     return int(record.get("train/examples") or 1)

@@ -1,8 +1,8 @@
-"""BatchNorm over the live examples of each client of a stack, forward and backward.
+"""BatchNorm over the examples of each client of a stack, without padding, forward and backward.
 
-Sums are in float32 and in a fixed order, so a run repeats bit for bit. Short maps take one launch, longer ones three.
+Sums are in float32 and in a fixed order, so a run repeats bit for bit. Small maps take one launch, larger ones three.
 
-Shapes: x (S, N, …, C), contiguous; live (S, N); weight and bias (S, C).
+Shapes: x (S, N, …, C), contiguous; mask (S, N); weight and bias (S, C).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _sum_pair(
     a, b, mask, shift, c, inside, begin, end, positions, channels,
     PRODUCT: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Over a client's live examples: Σ(a − shift) and Σ(a − shift)²; or with PRODUCT Σa and Σ a (b − shift)."""
+    """Over a client's examples: Σ(a − shift) and Σ(a − shift)²; or with PRODUCT Σa and Σ a (b − shift)."""
     first = tl.zeros((C,), dtype=tl.float32)
     second = tl.zeros((C,), dtype=tl.float32)
     for start in range(begin, end, M):
@@ -81,12 +81,12 @@ def _sum_parts(partial, s, c, inside, channels, parts):
 
 @triton.jit
 def _count(mask, s, images, positions, I: tl.constexpr):
-    """How many values of a channel are live."""
-    lives = tl.zeros((I,), dtype=tl.int32)
+    """The number of values of a channel without padding."""
+    examples = tl.zeros((I,), dtype=tl.int32)
     for begin in range(0, images, I):
         n = begin + tl.arange(0, I)
-        lives += tl.load(mask + s * images + n, mask=n < images, other=0).to(tl.int32)
-    return (tl.sum(lives, 0) * positions).to(tl.float32)
+        examples += tl.load(mask + s * images + n, mask=n < images, other=0).to(tl.int32)
+    return (tl.sum(examples, 0) * positions).to(tl.float32)
 
 
 @triton.jit
@@ -166,14 +166,14 @@ def _normalise_one_launch(
     x, mask, weight, bias, old, y, out, eps, momentum, images, positions, channels,
     C: tl.constexpr, M: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
-    """All of BatchNorm in one launch, for maps so short that a program can read a channel of them twice."""
+    """All of BatchNorm in one launch, for maps so small that a program can read a channel of them twice."""
     c = tl.program_id(0) * C + tl.arange(0, C)
     s = tl.program_id(1).to(tl.int64)
     inside, rows = c < channels, images * positions
     x += s * rows * channels
     shift = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
-    client_live = mask + s * images
-    first, second = _sum_pair(x, x, client_live, shift, c, inside, 0, rows, positions, channels, False, M, C)
+    client_mask = mask + s * images
+    first, second = _sum_pair(x, x, client_mask, shift, c, inside, 0, rows, positions, channels, False, M, C)
     count = _count(mask, s, images, positions, I)
     mean, scale, offset = _write_statistics(
         first, second, count, shift, weight, bias, old, out, eps, momentum, s, c, inside, channels
@@ -199,8 +199,8 @@ def _gradients_one_launch(
     grad_output += s * rows * channels
     x += s * rows * channels
     mean = tl.load(saved + (s * 6 + 2) * channels + c, mask=inside, other=0.0)
-    client_live = mask + s * images
-    total, product = _sum_pair(grad_output, x, client_live, mean, c, inside, 0, rows, positions, channels, True, M, C)
+    client_mask = mask + s * images
+    total, product = _sum_pair(grad_output, x, client_mask, mean, c, inside, 0, rows, positions, channels, True, M, C)
     count = _count(mask, s, images, positions, I)
     scale, x_factor, rest = _write_gradients(total, product, count, weight, saved, out, s, c, inside, channels)
     grad_input += s * rows * channels
@@ -208,7 +208,7 @@ def _gradients_one_launch(
         m = begin + tl.arange(0, M)
         valid = (m < rows)[:, None] & inside[None, :]
         at = m[:, None] * channels + c[None, :]
-        counts = tl.load(client_live + m // positions, mask=m < rows, other=0).to(tl.int1)
+        counts = tl.load(client_mask + m // positions, mask=m < rows, other=0).to(tl.int1)
         left = tl.load(grad_output + at, mask=valid, other=0.0).to(tl.float32)
         right = tl.load(x + at, mask=valid, other=0.0).to(tl.float32)
         value = left * scale[None, :] + right * x_factor[None, :] + rest[None, :]
@@ -222,7 +222,7 @@ def _scale(
 ):  # fmt: skip
     """The (S, lines, C) ``factors`` end with mean, 1 / deviation, scale and bias: (a − mean) · scale + bias, which of a
     single value is exactly the bias, whose sign a ReLU sees. With BACKWARD they end with three:
-    a · f₀ + b · f₁ + f₂ where the example is live, else 0."""
+    a · f₀ + b · f₁ + f₂ where the mask is True, else 0."""
     s = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = at < rows * channels
@@ -280,7 +280,7 @@ def normalise_backward(
 
 
 def _one_launch(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]] | None:
-    """The grid and the sizes for a map that is short enough for one launch."""
+    """The grid and the sizes for a map that is small enough for one launch."""
     stack, images, channels, positions = len(x), x.shape[1], x.shape[-1], x.shape[2:-1].numel()
     if images * positions > MAX_ONE_LAUNCH_VALUES:
         return None

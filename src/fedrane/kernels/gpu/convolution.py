@@ -22,7 +22,7 @@ from fedrane.kernels.gpu.grid import MIN_GRID_PROGRAMS, SPLIT_GRID_PROGRAMS
 Taps = tuple[int, int, int, int]
 """The first tap that sees more than padding and the number of such taps, for rows and for columns."""
 MIN_CHANNELS = 16
-"""With fewer channels a block would be mostly empty: patches are written out, as wide as a multiple of it."""
+"""With fewer channels a block would be mostly empty: patches are written out, padded to a multiple of it."""
 MIN_CAST_CLIENTS, MIN_CAST_ROWS = 6, 512
 """Clients, and rows of each, from which on weights are cast to the map's dtype once, before the launch."""
 PATCH_POSITIONS, PATCH_VALUES = 256, 32
@@ -50,7 +50,7 @@ def _patches(
 @triton.jit
 def _forward(
     x, weight, bias, y, rows, height, width, channels, out_height, out_width, outputs,
-    stride_client, stride_output, stride_row, taps, taps_wide, stride, pad_h, pad_w,
+    stride_client, stride_output, stride_row, taps, taps_w, stride, pad_h, pad_w,
     BIASED: tl.constexpr, TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(outputs, N)
@@ -67,7 +67,7 @@ def _forward(
     for t in range(taps * chunks):
         tap = t // chunks
         c = t % chunks * K + tl.arange(0, K)
-        i, j = tap // taps_wide, tap % taps_wide
+        i, j = tap // taps_w, tap % taps_w
         h, w = top + i, left + j
         x_mask = (m < rows) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
         position = (first + h * width + w) * channels
@@ -85,7 +85,7 @@ def _forward(
 @triton.jit
 def _grad_input(
     grad_output, weight, grad_input, images, height, width, channels, out_height, out_width, outputs,
-    stride_client, stride_output, stride_row, taps_high, taps_wide, stride, pad_h, pad_w,
+    stride_client, stride_output, stride_row, taps_h, taps_w, stride, pad_h, pad_w,
     TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """A program has positions of the map that are a stride apart: the same taps see all of them."""
@@ -102,7 +102,7 @@ def _grad_input(
     image = m // (cells_w * cells_h)
     inside = (image < images) & (row < height) & (column < width)
     first_i, first_j = (below + pad_h) % stride, (beside + pad_w) % stride
-    count_i, count_j = tl.cdiv(taps_high - first_i, stride), tl.cdiv(taps_wide - first_j, stride)
+    count_i, count_j = tl.cdiv(taps_h - first_i, stride), tl.cdiv(taps_w - first_j, stride)
     chunks = tl.cdiv(outputs, K)
     total = tl.zeros((M, N), dtype=tl.float32)
     for t in range(count_i * count_j * chunks):
@@ -129,7 +129,7 @@ def _grad_input(
 @triton.jit
 def _grad_weight(
     x, grad_output, grad_weight, grad_bias, rows, height, width, channels, out_height, out_width, outputs,
-    taps_wide, stride, pad_h, pad_w, low_h, low_w, size_h, size_w, share,
+    taps_w, stride, pad_h, pad_w, low_h, low_w, size_h, size_w, share,
     BIASED: tl.constexpr, TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The weight has ``size`` taps, of which those from ``low`` on see more than padding."""
@@ -143,7 +143,7 @@ def _grad_weight(
     grad_output += s * rows * outputs
     tap = t // chunks
     c = t % chunks * K + tl.arange(0, K)
-    i, j = tap // taps_wide, tap % taps_wide
+    i, j = tap // taps_w, tap % taps_w
     total = tl.zeros((N, K), dtype=tl.float32)
     sums = tl.zeros((N,), dtype=tl.float32)
     for begin in range(part * share, min(rows, (part + 1) * share), M):
@@ -306,9 +306,9 @@ def grad_weight(
 def _unpatched(grad: Tensor, like: Tensor, taps_used: Taps) -> Tensor:
     """A weight's gradient from that of the patches' matrix, which has the used taps alone."""
     low_h, taps_h, low_w, taps_w = taps_used
-    whole = grad.reshape(*like.shape[:2], taps_h, taps_w, like.shape[-1])
+    used = grad.reshape(*like.shape[:2], taps_h, taps_w, like.shape[-1])
     unused = (0, 0, low_w, like.shape[3] - low_w - taps_w, low_h, like.shape[2] - low_h - taps_h)
-    return torch.nn.functional.pad(whole, unused)
+    return torch.nn.functional.pad(used, unused)
 
 
 def _tf32() -> bool:

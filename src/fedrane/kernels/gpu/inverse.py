@@ -36,9 +36,9 @@ def _inverted(a, row, scratch, size, P: tl.constexpr):
 
 
 @triton.jit
-def _apart(a, alive, row):
-    """The live rows and columns of a matrix; the others are the identity's."""
-    both = alive[:, None] & alive[None, :]
+def _apart(a, real, row):
+    """The matrix, with the rows and columns of padding replaced by the identity's."""
+    both = real[:, None] & real[None, :]
     return tl.where(both, a, tl.where(row[:, None] == row[None, :], 1.0, 0.0))
 
 
@@ -49,17 +49,17 @@ def _roots(product, mask, shifts, shares, out, scratch, floor, size, P: tl.const
     at = row[:, None] * size + row[None, :]
     inside = (row < size)[:, None] & (row < size)[None, :]
     s, term = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
+    real = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
     same = row[:, None] == row[None, :]
     a = tl.load(product + s * size * size + at, mask=inside, other=0.0) + tl.where(same, floor, 0.0)
-    inner = tl.where(alive[:, None] & alive[None, :], a, 0.0)
+    inner = tl.where(real[:, None] & real[None, :], a, 0.0)
     norm = tl.maximum(tl.sqrt_rn(tl.sum(tl.sum(inner * inner, 1), 0)), 1e-12)
     shift = tl.load(shifts + term)
-    a = (_apart(inner / norm, alive, row) + tl.where(same, shift, 0.0)) / (1.0 + shift)
+    a = (_apart(inner / norm, real, row) + tl.where(same, shift, 0.0)) / (1.0 + shift)
     which = s * tl.num_programs(1) + term
-    found = _inverted(a, row, scratch + which * 2 * P, size, P)
-    found *= tl.load(shares + term) / (tl.sqrt_rn(norm) * (1.0 + shift))
-    tl.store(out + which * size * size + at, found, mask=inside)
+    root = _inverted(a, row, scratch + which * 2 * P, size, P)
+    root *= tl.load(shares + term) / (tl.sqrt_rn(norm) * (1.0 + shift))
+    tl.store(out + which * size * size + at, root, mask=inside)
 
 
 @triton.jit
@@ -70,18 +70,18 @@ def _inverse(square, roots, terms, mask, penalty, out, scratch, strength, tiny, 
     inside = (row < size)[:, None] & (row < size)[None, :]
     same = row[:, None] == row[None, :]
     s = tl.program_id(0).to(tl.int64)
-    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
-    whole = tl.where(same & inside & (terms == 0), 1.0, 0.0)
+    real = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
+    total = tl.where(same & inside & (terms == 0), 1.0, 0.0)
     for term in range(terms):
-        whole += tl.load(roots + (s * terms + term) * size * size + at, mask=inside, other=0.0)
-    whole *= 2 * strength
-    tl.store(penalty + s * size * size + at, whole, mask=inside)
-    whole += tl.load(square + s * size * size + at, mask=inside, other=0.0)
-    diagonal = tl.sum(tl.where(same, whole, 0.0), 0)
+        total += tl.load(roots + (s * terms + term) * size * size + at, mask=inside, other=0.0)
+    total *= 2 * strength
+    tl.store(penalty + s * size * size + at, total, mask=inside)
+    total += tl.load(square + s * size * size + at, mask=inside, other=0.0)
+    diagonal = tl.sum(tl.where(same, total, 0.0), 0)
     more = tiny * tl.sum(diagonal, 0)
-    most = tl.max(diagonal, 0) + more
-    whole = _apart((whole + tl.where(same, more, 0.0)) / most, alive, row)
-    tl.store(out + s * size * size + at, _inverted(whole, row, scratch + s * 2 * P, size, P) / most, mask=inside)
+    scale = tl.max(diagonal, 0) + more
+    total = _apart((total + tl.where(same, more, 0.0)) / scale, real, row)
+    tl.store(out + s * size * size + at, _inverted(total, row, scratch + s * 2 * P, size, P) / scale, mask=inside)
 
 
 @triton.jit
@@ -94,17 +94,17 @@ def _weigh(
     inside = (row < size)[:, None] & (row < size)[None, :]
     same = row[:, None] == row[None, :]
     s = tl.program_id(0).to(tl.int64)
-    alive = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
-    found = tl.load(inverse + s * size * size + at, mask=inside, other=0.0)
-    diagonal = tl.sum(tl.where(same, found, 0.0), 0)
+    real = tl.load(mask + s * size + row, mask=row < size, other=0).to(tl.int1)
+    new = tl.load(inverse + s * size * size + at, mask=inside, other=0.0)
+    diagonal = tl.sum(tl.where(same, new, 0.0), 0)
     moved = tl.load(spread + s * size * size + at, mask=inside, other=0.0)
-    found = moved + found * ((1.0 - tl.sum(tl.where(same, moved, 0.0), 0)) / diagonal)[None, :]
-    found = tl.where(alive[:, None] & alive[None, :] & (row[:, None] != row[None, :]), -found, 0.0)
+    new = moved + new * ((1.0 - tl.sum(tl.where(same, moved, 0.0), 0)) / diagonal)[None, :]
+    new = tl.where(real[:, None] & real[None, :] & (row[:, None] != row[None, :]), -new, 0.0)
     old = tl.load(weights + s * size * size + at, mask=inside, other=0.0)
-    length = tl.maximum(tl.sqrt_rn(tl.sum(tl.sum(found * found, 1), 0)), 1e-12)
-    gap = tl.sqrt_rn(tl.sum(tl.sum((found - old) * (found - old), 1), 0)) / length
+    length = tl.maximum(tl.sqrt_rn(tl.sum(tl.sum(new * new, 1), 0)), 1e-12)
+    gap = tl.sqrt_rn(tl.sum(tl.sum((new - old) * (new - old), 1), 0)) / length
     done = tl.load(settled + s)
-    tl.store(weights + s * size * size + at, tl.where(done > 0, old, found), mask=inside)
+    tl.store(weights + s * size * size + at, tl.where(done > 0, old, new), mask=inside)
     tl.store(change + s, tl.where(done > 0, tl.load(change + s), gap))
     tl.store(settled + s, tl.where(gap < tolerance, 1, done))
 
