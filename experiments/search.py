@@ -56,7 +56,7 @@ class Search:
     def __init__(self, plan: Mapping[str, Any], results: Path, data_root: str) -> None:
         self.plan, self.results, self.data_root = plan, results, data_root
         self.records: dict[str, dict[str, Any]] = {}
-        self._rows: dict[float, Dataset] = {}
+        self._datasets: dict[float, Dataset] = {}
         self.read()
 
     def pieces(self) -> Iterator[Piece]:
@@ -152,9 +152,9 @@ class Search:
 
     def examples(self, piece: Piece) -> Dataset:
         """Training examples alone: test examples are not at hand, and validation examples stand in their place."""
-        if piece.alpha not in self._rows:
-            self._rows[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
-        return self._rows[piece.alpha]
+        if piece.alpha not in self._datasets:
+            self._datasets[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
+        return self._datasets[piece.alpha]
 
     def table(self, title: str, trials: Mapping[str, list[Piece]]) -> None:
         """Of the settings that have all their runs, the best first."""
@@ -244,8 +244,8 @@ def main() -> None:
 
 def load(path: Path, results: Path | None = None, data_root: str = "") -> Search:
     plan = tomllib.loads(path.read_text())
-    kind = Contest if "methods" in plan else Halving
-    return kind(plan, results or path.parent / "results" / path.stem / f"{plan['base']['dataset']}.jsonl", data_root)
+    cls = Contest if "methods" in plan else Halving
+    return cls(plan, results or path.parent / "results" / path.stem / f"{plan['base']['dataset']}.jsonl", data_root)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> 
     """Also the one that the page gives it."""
     method, law = blocks(CONTRIBUTING, "python")
     (tmp_path / "prox.py").write_text(method, encoding="utf-8")
-    kind = methods.find(f"{tmp_path / 'prox.py'}:Prox").kind
+    kind = methods.find(f"{tmp_path / 'prox.py'}:Prox").cls
     assert [problem for each in conformance.LAWS if (problem := conformance.check(kind(), each))] == []
     names: dict[str, Any] = {"Prox": kind}
     exec(compile(law, "CONTRIBUTING.md, the law", "exec"), names)  # noqa: S102 - our own text

@@ -400,7 +400,7 @@ def test_the_needs_of_methods_name_their_fields() -> None:
     from fedrane.methods import METHODS
 
     for name, entry in METHODS.items():
-        for condition, named in entry.kind.needs.items():
+        for condition, named in entry.cls.needs.items():
             assert {condition.partition("=")[0], *named} <= entry.fields.keys(), name
             assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce"}
 

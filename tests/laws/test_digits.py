@@ -33,7 +33,7 @@ def last(method: str) -> Metrics:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", slow_except(("fedavg", "ditto"), METHODS))
 def test_it_learns_digits(name: str) -> None:
-    record, answers = last(name), METHODS[name].kind.models
+    record, answers = last(name), METHODS[name].cls.models
     if GLOBAL in answers:
         assert record["global/accuracy"] >= 0.90
     if PERSONAL in answers:

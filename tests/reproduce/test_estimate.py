@@ -80,5 +80,5 @@ def test_a_measurement_counts_the_rows_of_all_clients(sweep: Make) -> None:
     cell: Cell = sweep().cells[0]
     assert cell.experiment is not None
     speed = measure(cell.experiment.replace(participation=0.5))
-    assert speed.rows == pytest.approx(1438 * 0.75, abs=4)
-    assert min(speed.row, speed.evaluation, speed.around) > 0
+    assert speed.examples == pytest.approx(1438 * 0.75, abs=4)
+    assert min(speed.per_example, speed.evaluation, speed.around) > 0

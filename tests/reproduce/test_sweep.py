@@ -53,13 +53,13 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(sweep: Make) -> None:
     assert first.go()
     assert states(first) == {"fedavg": "done", "Broken": "failed", "Exploding": "failed", "Plain": "done"}
     reasons = {cell.row.title: first.reason(cell) for cell in first.cells}
-    assert "ZeroDivisionError: nobody is left" in reasons["Broken (own)"]
-    assert "no longer finite" in reasons["Exploding (own)"]
+    assert "ZeroDivisionError: nobody is left" in reasons["Broken (user's)"]
+    assert "no longer finite" in reasons["Exploding (user's)"]
     words = [record.get("word") for record in first.records.values()]
     assert words.count("diverged") == words.count("failed") == 1
     assert not sweep(methods=names).waiting(), "a failed cell is not tried again by itself"
     again = sweep(methods=names, retry=True)
-    assert {cell.row.title for cell in again.waiting()} == {"Broken (own)", "Exploding (own)"}
+    assert {cell.row.title for cell in again.waiting()} == {"Broken (user's)", "Exploding (user's)"}
     assert again.go()
     assert states(again) == states(first)
 

@@ -30,7 +30,7 @@ def filled(tmp_path: Path) -> Sweep:
     """Figures made up: each seed of a row is the paper's figure and a little more; some are not there."""
     sweep = Sweep(cells(GFL, SELECTION), store_of(tmp_path), tmp_path / "cells")
     for cell in sweep.cells:
-        value = 0.5 if cell.row.group == "own" else tables.in_paper("global", cell.row.name, cell.condition) or 0.0
+        value = 0.5 if cell.row.group == "user" else tables.in_paper("global", cell.row.name, cell.condition) or 0.0
         if cell.condition == Condition("cifar10", 0.5) or cell.experiment is None:
             continue
         if cell.row.name == "fedprox":

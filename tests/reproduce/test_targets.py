@@ -155,7 +155,7 @@ def test_a_user_s_own_method_stands_among_them() -> None:
     (target,) = targets("table-gfl")
     found = cells(target, Selection(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
     groups = [cell.row.group for cell in found]
-    assert groups == ["comparison"] * 8 + ["own"] + ["ours"] * 3
+    assert groups == ["comparison"] * 8 + ["user"] + ["ours"] * 3
     with pytest.raises(ConfigError, match="not known"):
         cells(target, Selection(methods=("fedavgg",)))
 

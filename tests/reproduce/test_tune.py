@@ -230,6 +230,6 @@ def test_every_grid_is_of_fields_and_can_be_tried() -> None:
     from fedrane import methods
 
     for name, entry in methods.METHODS.items():
-        for field, values in entry.kind.grid.items():
+        for field, values in entry.cls.grid.items():
             for value in values:
-                assert getattr(entry.kind(**{**entry.preset, field: value}), field) == value, (name, field)
+                assert getattr(entry.cls(**{**entry.preset, field: value}), field) == value, (name, field)

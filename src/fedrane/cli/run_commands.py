@@ -144,8 +144,10 @@ def predict_command(
     """Predict with a trained model: the global one, or a client's personal one."""
     saved = load(folder, trust_code=trust_code)
     model = saved.model if client is None else saved.personal(client)
-    rows = [row for file in files for row in read_rows(file, saved.inputs.shape, saved.experiment.image_size)]
-    predictions = list(predict(model, rows, saved.experiment.batch))
+    examples = [
+        example for file in files for example in read_rows(file, saved.inputs.shape, saved.experiment.image_size)
+    ]
+    predictions = list(predict(model, examples, saved.experiment.batch))
     if as_json:
         for prediction in predictions:
             write_line(json.dumps(prediction) + "\n")

@@ -361,8 +361,8 @@ def load(path: str | os.PathLike[str], examples: int) -> Partition:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             flat, offsets, meta = file["examples"], file["offsets"], json.loads(str(file["meta"]))
         made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
-        whole = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
-        if not whole or (np.diff(offsets) < 0).any():
+        valid = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
+        if not valid or (np.diff(offsets) < 0).any():
             raise ValueError("its offsets do not match its examples")
         saved = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
     except Exception as error:  # on broken bytes, the readers of zip, arrays and JSON raise almost anything

@@ -32,10 +32,10 @@ def put(rows: T, positions: Tensor, new: T) -> T:
     return tree.map(lambda old, row: old.index_copy(0, positions, row), rows, new)
 
 
-def next_in_number(clients: Tensor, most: int) -> Tensor:
+def next_in_number(clients: Tensor, limit: int) -> Tensor:
     """For each client the numbers of the ``most`` after it, or of all others where there are no more."""
     numbers = torch.arange(len(clients), device=clients.device)
-    return (numbers[:, None] + numbers[1 : most + 1]) % len(clients)
+    return (numbers[:, None] + numbers[1 : limit + 1]) % len(clients)
 
 
 def numbers(client: Client) -> Tensor:
@@ -52,9 +52,9 @@ def mix(ctx: Context, core: Tensors, relation: Tensor) -> Tensors:
     """Σ_j p_j w_j: the client's own core, those that came down, and of all others the last copies."""
     which, fresh, kept = ctx.down.extra["which"], ctx.down.extra["cores"], ctx.client_state.extra.get("cores", {})
     at_hand = torch.cat([ctx.client.index.reshape(1), which])
-    own, rest = relation.index_select(0, at_hand[:1]), torch.where(_among(at_hand, ctx.client), 0, relation)
+    weight, rest = relation.index_select(0, at_hand[:1]), torch.where(_among(at_hand, ctx.client), 0, relation)
     came = relation.index_select(0, which)
-    mixed = {name: own * core[name].flatten() + came @ rows.flatten(1) for name, rows in fresh.items()}
+    mixed = {name: weight * core[name].flatten() + came @ rows.flatten(1) for name, rows in fresh.items()}
     mixed |= {name: mixed[name] + rest @ rows.flatten(1) for name, rows in kept.items()}
     return {name: value.reshape(core[name].shape) for name, value in mixed.items()}
 

@@ -37,12 +37,12 @@ class ResultStore:
 
     def read(self) -> dict[str, Record]:
         """The record of each cell, by its key."""
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             for _, record in _lines(path):
                 key = key_of(record["settings"])
-                found[key] = _better(found.get(key), record)
-        return found
+                records[key] = _better(records.get(key), record)
+        return records
 
     def add(self, record: Record) -> None:
         """Write a cell's record, unless a better one is there already."""
@@ -94,10 +94,10 @@ def _better(old: Record | None, new: Record) -> Record:
         return new
     if new["status"] != DONE:
         return old
-    merged = {**new, "kept": {**old["kept"], **new["kept"]}}
+    combined = {**new, "kept": {**old["kept"], **new["kept"]}}
     if problems := {**old.get("problems", {}), **new.get("problems", {})}:
-        merged["problems"] = problems
-    return merged
+        combined["problems"] = problems
+    return combined
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
