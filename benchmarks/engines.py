@@ -2,8 +2,8 @@
 
 (a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
 one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
-(c) and (d) are whole rounds of ``fedrane``, gathering and merging included, without evaluation. Rows are counted once
-each time they are trained on; rows that only fill a batch up are not. Ratios are taken within one run.
+(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. An example counts each
+time it is trained on; padding does not. Ratios are taken within one run.
 
     python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """

@@ -1,4 +1,4 @@
-"""How training on a CPU grows with its cores: clients in threads and in processes, beside runs that share nothing.
+"""How training on a CPU grows with its cores: clients in threads and in processes, and independent runs.
 
 The engines ``threaded`` and ``processes`` train one client per core. Independent runs, each with one thread, are the
 upper bound: none waits for another. Their samples per second are added up, while an engine's round also waits for its
@@ -6,7 +6,7 @@ slowest client.
 
     python benchmarks/threads.py [--data-root DIR] [--methods fedavg] [--epochs 1] [--cores 1,2,4,8,16] [--engines-only]
 
-Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): processes are not forked beside one.
+Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): a process that uses a GPU is not forked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def engine(case: Case, cores: int, name: str) -> float:
     return float(ours(case.dataset, examples, CPU, case.method, 1, **settings)["samples_per_second"])
 
 
-def apart(case: Case, number: int) -> float:
+def independent(case: Case, number: int) -> float:
     """Samples per second of ``number`` independent runs at once, each with one thread."""
     command = [sys.executable, __file__, "--alone", "--datasets", case.dataset, "--precisions", case.precision]
     command += ["--methods", case.method, "--epochs", str(case.epochs)]
@@ -77,7 +77,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for case, cores in product(cases, map(int, options.cores.split(","))):
         speeds = {name: engine(case, cores, name) for name in ("threaded", "processes")}
-        speeds |= {} if options.engines_only else {"apart": apart(case, cores)}
+        speeds |= {} if options.engines_only else {"independent": independent(case, cores)}
         what = case._asdict()
         del what["root"]
         results.append(what | {"cores": cores} | speeds)

@@ -66,7 +66,9 @@ def draw_curves(axes: Axes, curves: dict[tuple[str, float], NDArray[np.float64]]
         axes.plot(rounds, 100 * runs.mean(0), color=COLOURS[alpha], linestyle=STYLES[method], linewidth=1.8)
     axes.set(xlim=(1, ROUNDS), ylim=(38, 100), xlabel="round")
     axes.set_xticks([1, 5, 10, 15, 20])
-    axes.set_title(f"Accuracy on the clients' own test examples, % (mean of {len(SEEDS)} seeds)", loc="left", fontsize=11)
+    axes.set_title(
+        f"Accuracy on the clients' own test examples, % (mean of {len(SEEDS)} seeds)", loc="left", fontsize=11
+    )
     alphas = [Line2D([], [], color=colour, linewidth=1.8, label=f"α = {alpha:g}") for alpha, colour in COLOURS.items()]
     methods = [Line2D([], [], color=GREY, linewidth=1.8, linestyle=STYLES[m], label=NAMES[m]) for m in STYLES]
     axes.legend(handles=[*methods, *alphas], loc="lower right", fontsize=10, frameon=False)

@@ -81,7 +81,7 @@ def test_unfinished_runs(tmp_path: Path) -> None:
     cut.joinpath("config.toml").write_text(cut.joinpath("config.toml").read_text().replace("rounds = 2", "rounds = 3"))
     lines, notes = gather([tmp_path])
     assert [run.seed for run in lines[0].runs] == [0]
-    assert notes == [f"{cut} is unfinished: 2 of 3 rounds; it is left out beside finished ones."]
+    assert notes == [f"{cut} is unfinished: 2 of 3 rounds; it is left out, because others are finished."]
     lines, notes = gather([cut])
     assert [run.seed for run in lines[0].runs] == [1]
     assert notes == [f"{cut} is unfinished: 2 of 3 rounds."]

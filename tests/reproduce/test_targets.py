@@ -100,7 +100,7 @@ def test_words_go_to_all_rows_or_to_one() -> None:
     [
         (("epochs=1", "epochs=2"), "epochs is 1 and 2"),
         (("method.strength=1",), r"fedavg has no such field.*fedprox\.strength=1"),
-        (("preset=paper",), "settings of their own"),
+        (("preset=paper",), "each row has its settings"),
         (("partition.shards=3",), "partition.shards=3 would have no effect"),
         (("fedprox.strength=1", "fedprox.strength=2"), "a key has one value"),
     ],

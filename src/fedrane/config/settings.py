@@ -37,7 +37,7 @@ ALIASES = {
     "random_seed": "seed",
     "wd": "weight_decay",
 }
-"""Names that other libraries use, and the keys they stand for. They are accepted wherever a key is."""
+"""Names that other libraries use, and the keys they stand for. They are accepted everywhere."""
 
 
 class Layer(NamedTuple):
@@ -238,7 +238,7 @@ def addressed(
     """Split the settings into those for all methods and, by label, those for one method.
 
     ``LABEL.NAME=value`` sets a field of that method, or one of the experiment's ``keys``. ``others`` are further names,
-    beside those of the methods, that are not settings.
+    in addition to those of the methods, that are not settings.
     """
     shared: dict[str, str] = {}
     for_one: dict[str, dict[str, str]] = {label: {} for label in labels}

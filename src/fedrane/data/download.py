@@ -102,7 +102,7 @@ def get(
 ) -> str:
     """Download a known dataset into the data root, and return one sentence on what was done.
 
-    An incomplete file is kept beside its final path as ``….part``, and the next call resumes it. Only a complete file
+    An incomplete file is kept next to its final path as ``….part``, and the next call resumes it. Only a complete file
     with a wrong checksum is deleted.
     """
     if name == catalogue.DIGITS:

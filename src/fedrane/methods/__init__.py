@@ -83,9 +83,9 @@ def find(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     if loading.is_reference(name):
-        return Method(_load(name, loading.version(name)), "own")
+        return Method(_load(name, loading.version(name)), "user")
     if name in _installed():
-        return Method(_load(_installed()[name], ""), "own")
+        return Method(_load(_installed()[name], ""), "user")
     remedy = nearest(name, known()) + ", or your own file: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
 

@@ -118,7 +118,7 @@ def relations(
     tolerance: float = 1e-4,
     differentiable: bool = True,
 ) -> Relations:
-    """The graph of ``features`` (…, examples, width); ``live`` (…, examples) is the mask.
+    """The graph of ``features`` (…, examples, width); ``mask`` (…, examples) is false for padding.
 
     A graph whose B changes by less than ``tolerance`` stays as it is from then on. The paper's form is computed in
     float64: on batches of tight clusters each of its alternations multiplies rounding errors by about thirteen, and

@@ -238,7 +238,7 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
     for key in sources.changed(metadata.get("sources", {}), sources.contents(wanted)):
         raise CheckpointError(
             f"{files[key]} has changed since the run in {folder.path}",
-            "its results would stand for what it is now",
+            "its results would be taken for those of the present file",
             "Choose another --out",
         )
     config = Experiment.from_dict(values)
@@ -273,6 +273,6 @@ def _from_auto(device: str, inputs: Inputs) -> dict[str, Sequence[str]]:
 def _another(folder: Folder, key: str, was: object, now: object) -> CheckpointError:
     return CheckpointError(
         f"{folder.path} holds a run with {key}={was}, not {now}",
-        "its results would stand for another experiment's",
+        "its results would be taken for another experiment's",
         "Choose another --out",
     )

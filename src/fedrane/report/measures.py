@@ -22,7 +22,7 @@ CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
 COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
 MAX_WORST_CLIENTS = 10
 HIGH_TARGETS = (0.99, 0.98, 0.97, 0.96)
-"""Target accuracies beside the multiples of five per cent."""
+"""Target accuracies in addition to the multiples of five per cent."""
 MAX_TARGETS = 8
 MIN_RESIDUAL = 1e-17
 

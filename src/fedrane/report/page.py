@@ -150,7 +150,7 @@ def _subtitle(lines: Sequence[Line]) -> str:
 
 
 def _spread(lines: Sequence[Line]) -> str:
-    """How the rows are spread over the clients, where that is the same for all."""
+    """How the examples are spread over the clients, if that is the same for all lines."""
     kind, alpha, file = (_shared(lines, f"partition.{key}") for key in ("kind", "alpha", "file"))
     if file:
         return "a saved partition"
@@ -233,7 +233,7 @@ def _accuracies(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def _cell(value: float | None, text: str, best: bool = False, about: str = "") -> dict[str, Any]:
-    """The value to sort by, the text, and the small text beside it. Cells without a value are sorted last."""
+    """The value to sort by, the text, and the small text after it. Cells without a value are sorted last."""
     missing = value is None or math.isnan(value)
     shown = "–" if missing else text
     return {"value": "" if missing else repr(value), "text": shown, "about": about, "best": best}

@@ -83,7 +83,7 @@ def _quiet(axes: Axes) -> None:
     axes.tick_params(labelsize=8)
 
 
-# ---- the kinds
+# ---- the figures
 
 
 def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
@@ -140,7 +140,7 @@ def scatters(plots: Mapping[str, Points], classes: Sequence[str], title: str, st
         axis.axis("off")
     handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours]
     if len(classes) <= 26:
-        room = int(columns * 2.9 * 14)  # characters across, with the space that an entry takes beside its name
+        room = int(columns * 2.9 * 14)  # characters across, with the space that an entry takes in addition to its name
         lines = math.ceil(len(classes) * (max(map(len, classes)) + 5) / room)
         per_line = math.ceil(len(classes) / lines)
         figure.legend(handles, classes, loc="outside lower center", ncols=per_line, fontsize=7, frameon=False)

@@ -21,7 +21,7 @@ from fedrane.system.files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _BLUE, _GREY = "#2f6690", "#8a96a3"
-_SHADES = LinearSegmentedColormap.from_list("rows", ["#d3e5f2", "#6aa5cd", "#2f6690", "#0b2540"])
+_SHADES = LinearSegmentedColormap.from_list("examples", ["#d3e5f2", "#6aa5cd", "#2f6690", "#0b2540"])
 _MAX_BUBBLES = (40, 30)  # clients, classes: with more, cells are shaded instead of small discs
 _MAX_NAMED = 60  # clients: with more, not every one has a label
 
@@ -86,7 +86,7 @@ def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str]
     bars.tick_params(axis="y", labelsize=8)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    bars.set_ylabel("Rows", fontsize=9)
+    bars.set_ylabel("Examples", fontsize=9)
     bars.spines[["top", "right"]].set_visible(False)
 
 

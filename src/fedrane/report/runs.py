@@ -139,7 +139,7 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
         finished = [run for run in group if run.finished]
         for run in (run for run in group if not run.finished):
             done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
-            notes.append(f"{done}; it is left out beside finished ones." if finished else f"{done}.")
+            notes.append(f"{done}; it is left out, because others are finished." if finished else f"{done}.")
         yield Line(name, tuple(sorted(finished or group, key=lambda run: run.seed)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.training.evaluation import Metrics
 
-# Mid-tones that stand out from white and from a dark page alike; neighbours differ in hue and in lightness.
+# Mid-tones that are visible on white and on a dark page; neighbours differ in hue and in lightness.
 COLOURS = (
     "#2f7dc0", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16",
     "#2a9bb8", "#6c6fd8", "#a8643a", "#6f8a2b", "#d26aa5", "#77838f",

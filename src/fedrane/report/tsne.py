@@ -85,7 +85,7 @@ def head_inputs(
     examples: NDArray[np.int64],
     predict: Callable[[NDArray[np.int64]], object],
 ) -> NDArray[np.float64]:
-    """The inputs of the head while the model predicts, with whatever the method does to them before the head."""
+    """The inputs of the head while the model predicts, with all that the method does to them before the head."""
     chunk = batch if algorithm.depends_on_batch(task) else CHUNK
     inputs: list[Tensor] = []
     hook = task.parts["head"].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
@@ -109,7 +109,7 @@ def embed(features: NDArray[np.float64]) -> NDArray[np.float64]:
         raise DataError(f"t-SNE needs {MIN_EXAMPLES} examples", f"there are {len(features)}")
     largest = np.abs(features).max()
     if np.ptp(features, axis=0).max() <= 1e-6 * largest:  # sklearn divides by their spread, and crashes
-        raise DataError("the model gives all examples the same features", "t-SNE has nothing to tell apart")
+        raise DataError("the model gives all examples the same features", "t-SNE has nothing to separate")
     if largest > MAX_FEATURE:
         features = features / largest
     if features.shape[1] == 1:

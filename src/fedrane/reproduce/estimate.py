@@ -1,4 +1,4 @@
-"""How long cells will take: estimated from earlier cells of the same kind, or from a few rounds measured now.
+"""How long cells will take: estimated from earlier, similar cells, or from a few rounds measured now.
 
 A speed is that of a method on a dataset with a network, number of clients and batch size, on this device. The time of
 a cell has three parts: for each example it trains on, for each evaluation, and for what is around the rounds.
@@ -126,7 +126,7 @@ def _like(settings: Settings, device: str, engine: str) -> str:
 
 
 def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
-    """The median over cells of the same kind. The time around the rounds is of cells that were not interrupted."""
+    """The median over similar cells. The time around the rounds is of cells that were not interrupted."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record["status"] == DONE and record["rows"] and "tune" not in record["settings"]:

@@ -1,4 +1,4 @@
-"""The record of a finished cell: the few numbers that all tables and figures are made of."""
+"""The record of a finished cell: the numbers that tables and figures are computed from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as small text files, one JSON line for each finished cell. Results of several machines can be merged.
+"""Results as small text files, one JSON line for each finished cell. Results of several machines can be combined.
 
 There is a file for each dataset. A writer holds the folder's lock and replaces the whole file in one rename: processes
 cannot lose each other's lines, and a kill never leaves half a line. Lines with the same settings are the same cell;
@@ -26,7 +26,7 @@ except ImportError:  # not a Unix: nothing is locked there
 Record = dict[str, Any]
 DONE, FAILED = "done", "failed"
 NEEDED = {DONE: frozenset({"kept"}), FAILED: frozenset({"word", "reason"})}
-"""The entries that a record must have beside its settings."""
+"""The entries that a record must have in addition to its settings."""
 
 
 class ResultStore:

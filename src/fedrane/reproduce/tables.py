@@ -1,4 +1,4 @@
-"""Tables of our results beside the paper's: for the terminal, as Markdown, CSV and LaTeX."""
+"""Tables of our results and the paper's: for the terminal, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
         if key in FIXED:
             raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
         if key == "preset":
-            raise ConfigError("preset=… for a table", "its rows have settings of their own", "Leave it out")
+            raise ConfigError("preset=… for a table", "each row has its settings", "Leave it out")
     return {"": dict(shared), **{name: dict(mine) for name, mine in per_row.items()}}
 
 

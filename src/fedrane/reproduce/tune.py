@@ -1,8 +1,8 @@
 """Search of a method's best settings on validation examples. The test examples are never used.
 
 The examples are spread over the clients as for the table. Each client's test examples are removed, and a part of its
-training examples is set aside for validation. The rest is a dataset of its own, with the same clients, whose test
-examples are the validation examples: a run on it cannot see a test example, since it has none.
+training examples is set aside for validation. The rest is a new dataset with the same clients. Its
+test examples are the validation examples: a run on it cannot see a real test example.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def trials(method: str, condition: Condition, grid: Grid, selection: Selection, 
 
 
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
-    """The cell on the dataset of :func:`without_test`; the setting ``tune`` keeps its record apart."""
+    """The cell on the dataset of :func:`without_test`; the setting ``tune`` makes its record a different one."""
     settings = {**cell.settings, "tune": validation}
     return replace(cell, settings=settings, experiment=on_validation(wanted, validation))
 
