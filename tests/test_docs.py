@@ -1,4 +1,4 @@
-"""The documents say what is so: every key is in the guide's table with its default, and the examples run."""
+"""The documents are true: every key is in the guide's table with its default, and the examples run."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def search() -> ModuleType:
 
 
 def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
-    """Each row has its client already: a saved partition, which is of all rows, must not be laid over them."""
+    """Each example has its client already: a saved partition of all examples must not be applied."""
     plan = tmp_path / "plan.toml"
     plan.write_text(
         "seed = 0\nalphas = [0.5]\nrungs = [10]\n"
-        '[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n'
+        '[base]\ndataset = "digits"\n"partition.file" = "all-examples.npz"\n[trials.plain]\n'
     )
     [piece] = search.load(plan).pieces()
-    assert piece.wanted.partition.file == "all-rows.npz"
+    assert piece.wanted.partition.file == "all-examples.npz"
     assert piece.experiment.partition == Partitioning(kind="natural", test=search.VALIDATION)
 
 

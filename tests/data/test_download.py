@@ -108,8 +108,8 @@ def raw(root):
 
 def test_a_dataset_is_fetched_checked_and_readable(serve, tmp_path):
     server, seen = serve(), []
-    said = download.get("fmnist", tmp_path, lambda *step: seen.append(step), server.sources())
-    assert said == f"fmnist is now in {raw(tmp_path)}"
+    message = download.get("fmnist", tmp_path, lambda *step: seen.append(step), server.sources())
+    assert message == f"fmnist is now in {raw(tmp_path)}"
     assert sorted(path.name for path in raw(tmp_path).iterdir()) == sorted(FILES)
     assert catalogue.load("fmnist", tmp_path).y.tolist() == [3, 4]
     assert (len(FILES[FIRST]), len(FILES[FIRST]), FIRST) in seen

@@ -37,9 +37,9 @@ def test_a_record_holds_both_measures_of_best_and_last(sweep: Make) -> None:
     cells = sweep(methods=("fedavg", "fedrane-wo-lra"), words=("rounds=3",))
     assert cells.go()
     average, rane = (cells.records[cell.key] for cell in cells.cells)
-    assert "personal" not in average, "an answer that a method does not give is not there"
-    for whose in ("global", "personal"):
-        best, last, curve = (rane[whose][name] for name in ("best", "last", "curve"))
+    assert "personal" not in average, "a model that a method does not have is absent"
+    for model in ("global", "personal"):
+        best, last, curve = (rane[model][name] for name in ("best", "last", "curve"))
         assert len(curve) == rane["rounds"] == last["round"] == 3
         assert curve[best["round"] - 1] == max(curve) == pytest.approx(best["accuracy"], abs=1e-4)
         assert last["accuracy"] == pytest.approx(curve[-1], abs=1e-4)
@@ -77,7 +77,7 @@ def test_a_mended_cell_replaces_its_failure(sweep: Make, monkeypatch: pytest.Mon
 
 
 def test_a_word_that_turns_out_to_do_nothing_is_no_fault_of_the_cell(sweep: Make, tmp_path: Path) -> None:
-    """Own rows are looked at when the cell is run; a record would be the plain cell's, and keep that from being run."""
+    """The user's data are read when the cell is run; a record would be the plain cell's, and keep that from running."""
     np.savez(tmp_path / "own.npz", x=np.arange(80.0).reshape(40, 2) % 7, y=np.arange(40) % 2)
     asked = {"datasets": (str(tmp_path / "own.npz"),), "words": ("norm=shared", "model=auto")}
     with pytest.raises(NoEffect, match="norm=shared"):
@@ -151,8 +151,8 @@ def test_cosines_are_read_off_a_run_that_is_done(sweep: Make, monkeypatch: pytes
 
 
 def test_what_a_figure_lacks_does_not_cost_the_run(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that has died gives all rows the same features: its figures stand, and it is said what lacks."""
-    monkeypatch.setattr(records, "features", lambda result, rows: np.zeros((len(rows), 8)))
+    """A collapsed network gives all examples the same features: its accuracies count, and the missing data are named."""
+    monkeypatch.setattr(records, "features", lambda result, examples: np.zeros((len(examples), 8)))
     first = sweep("tsne")
     assert first.go()
     assert states(first) == states(sweep("tsne")) == {"fedavg": "done"}

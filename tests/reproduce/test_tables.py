@@ -1,4 +1,4 @@
-"""Tables: what stands in them, and that each format is well formed."""
+"""Tables: their content, and that each format is well formed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_lacking_is_seen(filled: Sweep) -> None:
 
 
 def test_what_all_lack_is_said_once(filled: Sweep) -> None:
-    """Where every condition has one seed of two, the caption says so and no condition does."""
+    """Where every condition has one seed of two, the caption has it and no entry does."""
     for cell in filled.cells:
         if cell.seed == 1:
             filled.records.pop(cell.key, None)
