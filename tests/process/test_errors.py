@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OWN, TINY, Driver, checkpoints, executable, refused, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
 
@@ -35,7 +35,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["dataset=digits", "engine=stackd"], ["'stackd'", "'stacked'"]),
         (["method=fedavgg"], ["fedavgg", "'fedavg'", "path.py:Class"]),
         (["method=nowhere.py:Mine"], ["nowhere.py"]),
-        ([f"method={OWN}:Glidin"], ["Glidin", "'Gliding'"]),
+        ([f"method={USER_METHODS}:Glidin"], ["Glidin", "'Gliding'"]),
         (["lr=-1"], ["lr=-1", "positive"]),
         (["lr=nan"], ["lr=nan"]),
         (["lr=quick"], ["lr=quick", "number"]),
@@ -66,9 +66,9 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
         (["model=nowhere.py:network"], ["nowhere.py"]),
         (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
-        ([f"model={OWN}:nett"], ["no 'nett'", "'network'"]),
-        ([f"model={OWN}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
-        ([f"model={OWN}:network", "model_head=hidden"], ["hidden", "last"]),
+        ([f"model={USER_METHODS}:nett"], ["no 'nett'", "'network'"]),
+        ([f"model={USER_METHODS}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
+        ([f"model={USER_METHODS}:network", "model_head=hidden"], ["hidden", "last"]),
     ],
 )
 def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: list[str], said: list[str]) -> None:

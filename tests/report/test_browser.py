@@ -145,7 +145,7 @@ def _too_small(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("table", ["results-table", "cost-table"])
 def test_tables_sort_by_each_column(page: Page, table: str) -> None:
-    """Down and up again, by the value and not by its text; what is missing comes last either way; it is announced to screen readers."""
+    """Down and up again, by the value and not by its text; missing values come last; announced to screen readers."""
     heads = page(f"return document.querySelectorAll('#{table} thead tr:last-child th').length")
     assert heads >= 6
     for column in range(heads):

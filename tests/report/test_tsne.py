@@ -43,7 +43,7 @@ def test_the_server_alone_is_the_same_server(tmp_path: Path) -> None:
 
 
 def test_rows_in_the_plane(tmp_path: Path) -> None:
-    """The requested number, the same for every method, each with its class; separate classes are separate in the plot."""
+    """The requested number, the same for every method, each with its class; separable classes are apart in the plot."""
     fedrane.run(quick(rounds=2, epochs=5, batch=16), tmp_path / "one")
     fedrane.run(quick(rounds=1, method="fedprox"), tmp_path / "other")
     one, other = (points(read(Folder(tmp_path / name)), 150) for name in ("one", "other"))
@@ -77,15 +77,15 @@ def test_where_the_dataset_is_not_here(tmp_path: Path) -> None:
 def test_what_cannot_be_placed_is_told_and_does_not_crash() -> None:
     """The library's t-SNE ends the process if all points are the same."""
     rng = np.random.default_rng(0)
-    for points in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
+    for values in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
         with pytest.raises(DataError):
-            embed(points)
-    for points in (
+            embed(values)
+    for values in (
         rng.normal(size=(50, 1)),
         rng.normal(size=(4, 16)),
         1e-9 * rng.normal(size=(50, 16)),
         1e30 * rng.normal(size=(50, 2)),
     ):
-        placed = embed(points)
-        assert placed.shape == (len(points), 2)
+        placed = embed(values)
+        assert placed.shape == (len(values), 2)
         assert np.isfinite(placed).all()

@@ -56,8 +56,8 @@ def test_what_was_kept_adds_up(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     store.add(record(0) | {"kept": {"cosines": 1}})
     store.add(record(0) | {"kept": {"tsne": 2}})
-    ((_, record),) = store.read().items()
-    assert record["kept"] == {"cosines": 1, "tsne": 2}
+    ((_, stored),) = store.read().items()
+    assert stored["kept"] == {"cosines": 1, "tsne": 2}
 
 
 def test_other_lines_stay_as_they_are(tmp_path: Path) -> None:

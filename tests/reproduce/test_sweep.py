@@ -13,7 +13,7 @@ from fedrane.reproduce import records
 from fedrane.reproduce import sweep as module
 from fedrane.reproduce.sweep import Sweep
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 Make = Callable[..., Sweep]
 
 
@@ -48,7 +48,7 @@ def test_a_record_holds_both_measures_of_best_and_last(sweep: Make) -> None:
 
 
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(sweep: Make) -> None:
-    names = (f"{OWN}:Broken", f"{OWN}:Exploding", "fedavg", f"{OWN}:Plain")
+    names = (f"{USER_METHODS}:Broken", f"{USER_METHODS}:Exploding", "fedavg", f"{USER_METHODS}:Plain")
     first = sweep(methods=names)
     assert first.go()
     assert states(first) == {"fedavg": "done", "Broken": "failed", "Exploding": "failed", "Plain": "done"}
@@ -151,7 +151,7 @@ def test_cosines_are_read_off_a_run_that_is_done(sweep: Make, monkeypatch: pytes
 
 
 def test_what_a_figure_lacks_does_not_cost_the_run(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collapsed network gives all examples the same features: its accuracies count, and the missing data are named."""
+    """A collapsed network gives all examples the same features: its accuracies count, and missing data are named."""
     monkeypatch.setattr(records, "features", lambda result, examples: np.zeros((len(examples), 8)))
     first = sweep("tsne")
     assert first.go()

@@ -18,10 +18,10 @@ from fedrane.reproduce import tables
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Condition, Selection, cells, targets
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 GFL = targets("table-gfl")[0]
 SELECTION = Selection(
-    ("fmnist", "cifar10"), (0.1, 0.5), ("all", f"{OWN}:Plain"), (0, 1), (f"data_root={Path(__file__).parent}",)
+    ("fmnist", "cifar10"), (0.1, 0.5), ("all", f"{USER_METHODS}:Plain"), (0, 1), (f"data_root={Path(__file__).parent}",)
 )
 
 

@@ -28,7 +28,7 @@ from fedrane.reproduce.targets import (
     targets,
 )
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 
 
 def test_all_targets_of_the_paper_are_there() -> None:
@@ -153,7 +153,7 @@ def test_no_shipped_setting_is_without_effect(name: str) -> None:
 
 def test_a_user_s_own_method_stands_among_them() -> None:
     (target,) = targets("table-gfl")
-    made = cells(target, Selection(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
+    made = cells(target, Selection(("digits",), (0.5,), ("all", f"{USER_METHODS}:Plain"), (0,)))
     groups = [cell.row.group for cell in made]
     assert groups == ["comparison"] * 8 + ["user"] + ["ours"] * 3
     with pytest.raises(ConfigError, match="not known"):
@@ -273,8 +273,8 @@ def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
     keys = []
     for folder, comment in (("a", ""), ("b", ""), ("c", "# changed\n")):
         (tmp_path / folder).mkdir()
-        path = tmp_path / folder / "own.py"
-        path.write_text(OWN.read_text() + comment)
+        path = tmp_path / folder / "user_methods.py"
+        path.write_text(USER_METHODS.read_text() + comment)
         keys.append(key_of(settings_of(Experiment(method=f"{path}:Plain"))))
     assert keys[0] == keys[1] != keys[2]
 
