@@ -91,7 +91,7 @@ def test_words_go_to_all_rows_or_to_one() -> None:
         cells(target, Selection(words=("dataset=digits",)))
     with pytest.raises(ConfigError, match="--seeds"):
         cells(target, Selection(words=("fedavg.seed=7",)))
-    with pytest.raises(ConfigError, match=r"ditto is not among the methods\. There are: fedprox"):
+    with pytest.raises(ConfigError, match=r"ditto is not one of the methods\. They are: fedprox"):
         cells(target, Selection(methods=("fedprox",), words=("ditto.strength=1",)))
 
 
