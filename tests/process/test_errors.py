@@ -84,7 +84,7 @@ def test_a_mistake_in_the_configuration(fedrane: Driver, tmp_path: Path, words: 
         (["--methods", "fedavg,fedpr"], ["fedpr"]),
         (["--methods", ","], ["--methods"]),
         (["--seeds", "0"], ["--seeds"]),
-        (["--methods", "local", "fedavg.glide=1"], ["fedavg is not among the methods", "local"]),
+        (["--methods", "local", "fedavg.glide=1"], ["fedavg is not one of the methods", "local"]),
         (["--methods", "fedavg,fedprox", "method.strength=1"], ["fedavg has no such field", "fedprox.strength=1"]),
         (["--methods", "fedprox,fedprox"], ["fedprox occurs twice", "a=fedprox,b=fedprox"]),
         (["--methods", "a=fedprox,b=fedprox"], ["a and b are the same experiment", "b.FIELD=value"]),
