@@ -9,7 +9,7 @@ DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 .PHONY: help demo test test-slow test-all test-deploy mutations check resolve package bench clean
 .DEFAULT_GOAL := help
 
-help: ## Say what there is
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Compare three methods on a dataset that is built in, and draw what came out (about a minute)

@@ -14,9 +14,9 @@ from fedrane.experiment import Experiment
 
 SHAPES = {"fmnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}
 MODELS = {"fmnist": "convnet", "cifar10": "resnet18", "digits": "mlp"}
-MANY = {"clients": 100, "batch": 16}
-"""Of digits there are few: a hundred clients with about a dozen rows each."""
-RATES = {"fedavg": 0.05, "fedrane": 0.3}
+DIGITS_CLIENTS = {"clients": 100, "batch": 16}
+"""For digits: a hundred clients with about a dozen examples each."""
+LRS = {"fedavg": 0.05, "fedrane": 0.3}
 
 
 def dataset(name: str, root: Path | None) -> Dataset:
@@ -34,7 +34,7 @@ def dataset(name: str, root: Path | None) -> Dataset:
 
 
 def experiment(name: str, method: str, **changes: Any) -> Experiment:
-    """The setting of the measurements: 20 clients, α 0.5, batches of 128; for digits ``MANY``."""
-    settings: dict[str, Any] = {"clients": 20, "epochs": 5, "batch": 128, "lr": RATES.get(method, 0.05)}
+    """The setting of the measurements: 20 clients, α 0.5, batches of 128; for digits ``DIGITS_CLIENTS``."""
+    settings: dict[str, Any] = {"clients": 20, "epochs": 5, "batch": 128, "lr": LRS.get(method, 0.05)}
     settings |= {"method": method, "model": MODELS[name], "partition": Partitioning(alpha=0.5), "eval_every": 10_000}
-    return Experiment(**settings | (MANY if name == "digits" else {}) | changes)
+    return Experiment(**settings | (DIGITS_CLIENTS if name == "digits" else {}) | changes)

@@ -1,4 +1,4 @@
-"""How alike the clients fare under a server's step: the cosine between it and each client's deviation, over rounds.
+"""The cosine between the server's step and each client's deviation, over rounds: how evenly a step serves the clients.
 
 Runs methods on one dataset with one seed and prints, from ``--from-round`` on, the mean over rounds of the cosines'
 standard deviation and minimum over clients, with the accuracies and whether the bargain ever needed a ridge.
@@ -48,15 +48,15 @@ def main() -> None:
     parser.add_argument("--name", default="consistency")
     parser.add_argument("words", nargs="*", help="key=value words of the experiment")
     given = parser.parse_args()
-    examples: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         for method in given.methods.split(","):
-            examples.append(measure(given.words, method, given.from_round, Path(folder)))
-            console.print_json(json.dumps(examples[-1]))
-            save(given.name, examples, given.out)  # after each: a lease may end
+            results.append(measure(given.words, method, given.from_round, Path(folder)))
+            console.print_json(json.dumps(results[-1]))
+            save(given.name, results, given.out)  # after each, in case the process is stopped
     table = Table("method", "global", "personal", "cosine std", "cosine min", "ridges", "samples/s")
-    for row in examples:
+    for row in results:
         shown = [f"{100 * row[k]:.2f}" if row[k] is not None else "–" for k in ("global/accuracy", "personal/accuracy")]
         cells = [f"{row['cosine_std']:.4f}", f"{row['cosine_min']:.4f}", str(row["ridges"])]
         table.add_row(row["method"], *shown, *cells, f"{row['samples_per_second']:,.0f}")

@@ -2,8 +2,8 @@
 
 (a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
 one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
-(c) and (d) are whole rounds of ``fedrane``, gathering and merging included, without evaluation. Rows are counted once
-each time they are trained on; rows that only fill a batch up are not. Ratios are taken within one run.
+(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. An example counts each
+time it is trained on; padding does not. Ratios are taken within one run.
 
     python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """
@@ -77,9 +77,9 @@ def plain(name: str, examples: Dataset, device: torch.device, epochs: int, on_de
     model = network(name, examples, device)
 
     def loader(k: int) -> Iterator[tuple[Tensor, Tensor]]:
-        own = TensorDataset(x[split.train[k]], y[split.train[k]])
+        data = TensorDataset(x[split.train[k]], y[split.train[k]])
         for _ in range(epochs):
-            yield from DataLoader(own, e.batch, shuffle=True, pin_memory=device.type == "cuda")
+            yield from DataLoader(data, e.batch, shuffle=True, pin_memory=device.type == "cuda")
 
     def gathered(k: int) -> Iterator[tuple[Tensor, Tensor]]:
         index = torch.from_numpy(split.train[k]).to(device)
@@ -89,8 +89,8 @@ def plain(name: str, examples: Dataset, device: torch.device, epochs: int, on_de
 
     sizes = [len(examples) for examples in split.train]
     batches = gathered if on_device else loader
-    few = [next(batches(0))]
-    plain_round(model, lambda k: iter(few), sizes[:1], device)  # warm
+    warm_up = [next(batches(0))]
+    plain_round(model, lambda k: iter(warm_up), sizes[:1], device)  # warm
     _finish(device)
     taken = []
     for _ in range(3):
@@ -105,25 +105,25 @@ def plain(name: str, examples: Dataset, device: torch.device, epochs: int, on_de
 class Watch(Callback):
     def __init__(self) -> None:
         self.rounds: list[Any] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def round(self, record: Any) -> None:
         self.rounds.append(record)
 
     def message(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 def ours(name: str, examples: Dataset, device: torch.device, method: str, rounds: int, **changes: Any) -> Row:
-    """The median of so many rounds after the first, which compiles and captures; of none, the first itself."""
+    """The median of ``rounds`` rounds after the first, which compiles and captures; with 0, the first itself."""
     watch = Watch()
     e = experiment(name, method, device=str(device), rounds=rounds + 1, **changes)
     run(e, dataset=examples, callbacks=[watch])
-    later = watch.rounds[1 : rounds + 1] or watch.rounds[:1]  # without a finale
+    later = watch.rounds[1 : rounds + 1] or watch.rounds[:1]  # without post-training
     middle = sorted(later, key=lambda r: r["seconds"])[len(later) // 2]
     start = watch.rounds[0]["seconds"] - middle["seconds"]
-    found = {"samples_per_second": middle["samples_per_second"], "seconds": middle["seconds"], "start": start}
-    return found | {"said": watch.said[:1], "loss": middle["train/loss"]}
+    result = {"samples_per_second": middle["samples_per_second"], "seconds": middle["seconds"], "start": start}
+    return result | {"messages": watch.messages[:1], "loss": middle["train/loss"]}
 
 
 def _finish(device: torch.device) -> None:
@@ -183,9 +183,9 @@ def main() -> None:
     for name in options.datasets.split(","):
         examples = dataset(name, options.data_root)
         base = 0.0
-        kinds = options.methods.split(","), options.precisions.split(",")
+        wanted = options.methods.split(","), options.precisions.split(",")
         for method, what, row in cases(
-            name, examples, device, *kinds, options.slow_epochs, options.epochs, options.rounds
+            name, examples, device, *wanted, options.slow_epochs, options.epochs, options.rounds
         ):
             base = base or row["samples_per_second"]
             row = {"dataset": examples.name, "model": MODELS[name], "method": method, "what": what, **row}

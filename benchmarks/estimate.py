@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg,fedprox,fedrane-wo-lra,fedrane")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    examples = [measure(method, given.rounds) for method in given.methods.split(",")]
+    results = [measure(method, given.rounds) for method in given.methods.split(",")]
     table = Table("method", "predicted", "taken", "taken / predicted")
-    for row in examples:
+    for row in results:
         ratio = row["taken_s"] / row["predicted_s"]
         table.add_row(row["method"], f"{row['predicted_s']:.1f} s", f"{row['taken_s']:.1f} s", f"{ratio:.2f}")
     Console().print(table)
-    save("estimate", examples, given.out)
+    save("estimate", results, given.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Seconds a round beyond the training itself: FedAvg of ours, and Flower's own FedAvg strategy on the same nodes.
+"""Seconds per round without the training itself: our FedAvg, and Flower's FedAvg strategy on the same nodes.
 
-Both run in one simulation, on the same grid and processes, with the same network, rows and local steps; the training
-itself is timed apart, by the local engine. Rounds of both alternate, and the median of each is given. Flower's grid
-looks for answers ten times a second, ours a hundred times: it is timed as it comes, and looking as often as ours.
+Both run in one simulation, on the same grid and processes, with the same network, examples and local steps. Training
+is timed separately, by the local engine. Rounds of both alternate, and the median of each is given. Flower's grid polls
+for replies ten times per second, ours a hundred times: Flower is timed as it is, and polling as often as ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedrane.methods.fedavg import FedAvg
 from fedrane.task import Context, Model, State
 
 PLAIN = "plain.pickle"
-RATE = 0.1
+LR = 0.1
 
 
 def network(width: int) -> Any:
@@ -43,7 +43,7 @@ def network(width: int) -> Any:
 
 
 def both(scratch: Path) -> ClientApp:
-    """A client that answers our messages, and those of Flower's strategy."""
+    """A client that handles our messages, and those of Flower's strategy."""
     ours, app = client_app(simulation.SimulatedClients(scratch)), ClientApp()
     app.query()(ours)
 
@@ -53,7 +53,7 @@ def both(scratch: Path) -> ClientApp:
             return ours(message, context)
         federation = simulation._load(scratch / PLAIN)
         k, config = int(context.node_config["partition-id"]), message.content["config"]
-        client = federation.client(k, config["server-round"], RATE, 1)
+        client = federation.client(k, config["server-round"], LR, 1)
         model = Model(message.content["arrays"].to_torch_state_dict(), {})
         ctx = Context(State(model, {}), State(Model({}, {}), {}), client)
         done = Sequential(FedAvg(), federation).train_client(ctx, k, config["server-round"], 1)
@@ -68,7 +68,7 @@ def both(scratch: Path) -> ClientApp:
 
 def measure(width: int, clients: int, rounds: int) -> dict[str, Any]:
     experiment = Experiment(
-        dataset="digits", clients=clients, rounds=1, epochs=1, batch=999, lr=RATE, device="cpu", model_head="5"
+        dataset="digits", clients=clients, rounds=1, epochs=1, batch=999, lr=LR, device="cpu", model_head="5"
     )
     result = fedrane.run(experiment, model=network(width))
     federation, server, everyone = result.federation, result.server, list(range(clients))
@@ -84,9 +84,9 @@ def measure(width: int, clients: int, rounds: int) -> dict[str, Any]:
         usual = started.grid.pull_interval
         for round in range(rounds + 1):  # the first warms the processes up
             times = [time.perf_counter()]
-            alone.train_round(server, {}, everyone, round, RATE, 1)
+            alone.train_round(server, {}, everyone, round, LR, 1)
             times.append(time.perf_counter())
-            one = engine.train_round(server, client_states, everyone, round, RATE, 1)
+            one = engine.train_round(server, client_states, everyone, round, LR, 1)
             server, _ = FedAvg().aggregate(federation.task, server, one.ups, one.cohort)
             client_states = dict(one.client_states)
             times.append(time.perf_counter())
@@ -101,11 +101,11 @@ def measure(width: int, clients: int, rounds: int) -> dict[str, Any]:
                     seconds[name].append(end - begin)
         simulation._open.remove(started)
     median = {name: sorted(values)[len(values) // 2] for name, values in seconds.items()}
-    # Clients train beside each other in as many processes as there are cores.
-    beside = median["training"] / min(clients, os.cpu_count() or 1)
+    # Clients train at the same time, in as many processes as there are cores.
+    training = median["training"] / min(clients, os.cpu_count() or 1)
     size = sum(p.numel() * p.element_size() for p in server.model.params.values())
-    row = {"width": width, "clients": clients, "rounds": rounds, "megabytes": size / 1e6, "training_s": beside}
-    row |= {f"{name}_s": median[name] - beside for name in seconds if name != "training"}
+    row = {"width": width, "clients": clients, "rounds": rounds, "megabytes": size / 1e6, "training_s": training}
+    row |= {f"{name}_s": median[name] - training for name in seconds if name != "training"}
     return row | {"flower_over_ours": row["flower_s"] / row["ours_s"]}
 
 

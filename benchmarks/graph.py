@@ -27,11 +27,11 @@ def measure(batches: int, examples: int, width: int, alternations: int) -> dict[
     def mine() -> graph.Relations:
         return graph.relations(z, mask, 0.1, alternations)
 
-    ours, found = seconds(mine), mine()
+    ours, relations = seconds(mine), mine()
     with mock.patch.object(graph, "inverse_root", by_eigh):
         theirs, expected = seconds(mine, 3), mine()
-    error = float((found.adjacency - expected.adjacency).norm() / expected.adjacency.norm())
-    row = {"batches": batches, "rows": examples, "alternations": alternations, "device": device, "ours_s": ours}
+    error = float((relations.adjacency - expected.adjacency).norm() / expected.adjacency.norm())
+    row = {"batches": batches, "examples": examples, "alternations": alternations, "device": device, "ours_s": ours}
     row |= {"eigh_s": theirs, "eigh_over_ours": theirs / ours, "relative_difference": error}
     if device == "cuda":
         torch.backends.cuda.preferred_linalg_library("cusolver")  # MAGMA's batched routines cannot be captured
@@ -51,7 +51,7 @@ def main() -> None:
     for row in results:
         captured = f"{1e3 * row['captured_s']:.2f} ms" if "captured_s" in row else "–"
         table.add_row(
-            f"{row['batches']} × {row['rows']}",
+            f"{row['batches']} × {row['examples']}",
             str(row["alternations"]),
             f"{1e3 * row['ours_s']:.2f} ms",
             f"{1e3 * row['eigh_s']:.2f} ms",

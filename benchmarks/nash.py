@@ -45,7 +45,7 @@ def sequence_in_cvxpy(matrix: np.ndarray, iterations: int = 20) -> np.ndarray | 
 
 
 def solvers() -> list[dict[str, Any]]:
-    examples = []
+    results = []
     for clients in (20, 100, 1000):
         draws = torch.Generator().manual_seed(0)
         deviations, shared = (torch.randn(4 * clients, n, dtype=torch.float64, generator=draws) for n in (clients, 1))
@@ -55,27 +55,27 @@ def solvers() -> list[dict[str, Any]]:
         row: dict[str, Any] = {"clients": clients, "newton_s": seconds(lambda m=matrix: bargain(m))}
         if clients <= 100:
             row["sequential_s"] = seconds(lambda m=matrix: bargain(m, method="sequential"), 1)
-            found = sequence_in_cvxpy(matrix.numpy())
-            if found is not None:
+            solution = sequence_in_cvxpy(matrix.numpy())
+            if solution is not None:
                 row["cvxpy_s"] = seconds(lambda m=matrix: sequence_in_cvxpy(m.numpy()), 1)
                 row["cvxpy_over_newton"] = row["cvxpy_s"] / row["newton_s"]
-                row["cvxpy_gap"] = float(np.abs(found - bargain(matrix).weights.numpy()).max())
-        examples.append(row)
-    return examples
+                row["cvxpy_gap"] = float(np.abs(solution - bargain(matrix).weights.numpy()).max())
+        results.append(row)
+    return results
 
 
 def server(clients: int, parameters: int) -> dict[str, Any]:
     """The Gram matrix and the weighted sum, as one upload tree of that size."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = {"w": torch.zeros(parameters, device=device)}
-    examples = {"w": torch.randn(clients, parameters, device=device)}
+    uploads = {"w": torch.randn(clients, parameters, device=device)}
     weights = torch.full((clients,), 1 / clients, dtype=torch.float64, device=device)
     before = _peak(device)
     timing = {
-        "gram_s": seconds(lambda: gram(base, examples), 3),
-        "sum_s": seconds(lambda: tree.move(base, examples, weights), 3),
+        "gram_s": seconds(lambda: gram(base, uploads), 3),
+        "sum_s": seconds(lambda: tree.move(base, uploads, weights), 3),
     }
-    size = tree.nbytes(examples)
+    size = tree.nbytes(uploads)
     return {
         "clients": clients,
         "parameters": parameters,

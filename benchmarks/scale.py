@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="real data; without it, noise of their shape")
     parser.add_argument("--datasets", default="fmnist,cifar10")
     parser.add_argument("--clients", default="10,20,50,100,500")
-    parser.add_argument("--models", default="", help="networks beside the dataset's own, at 20 clients")
+    parser.add_argument("--models", default="", help="other networks than the dataset's default, at 20 clients")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3, help="after the first; the middle one is taken")
     options = parser.parse_args()
@@ -39,7 +39,7 @@ def main() -> None:
         results.append(row)
         print(
             f"{examples.name:8s} {row['model']:14s} {row['parameters'] / 1e6:7.2f} M parameters  "
-            f"K {row['clients']:4d}  {row['seconds']:8.3f} s a round "
+            f"K {row['clients']:4d}  {row['seconds']:8.3f} s per round "
             f"{row['samples_per_second']:11,.0f} samples/s  peak {row.get('peak_gib', 0):5.1f} GiB",
             flush=True,
         )

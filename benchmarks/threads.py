@@ -1,12 +1,12 @@
-"""How training on a CPU grows with its cores: clients in threads and in processes, beside runs that share nothing.
+"""How training on a CPU grows with its cores: clients in threads and in processes, and independent runs.
 
-The engines ``threaded`` and ``processes`` train a client a core. Runs that know nothing of each other, each of one
-thread, are what any of it could reach at best: none waits for another. Their samples a second are added up, while an
-engine's round also waits for its longest client.
+The engines ``threaded`` and ``processes`` train one client per core. Independent runs, each with one thread, are the
+upper bound: none waits for another. Their samples per second are added up, while an engine's round also waits for its
+slowest client.
 
     python benchmarks/threads.py [--data-root DIR] [--methods fedavg] [--epochs 1] [--cores 1,2,4,8,16] [--engines-only]
 
-Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): processes are not forked beside one.
+Where there is a GPU it must be hidden (CUDA_VISIBLE_DEVICES=): a process that uses a GPU is not forked.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Case(NamedTuple):
     precision: str
 
 
-def engine(case: Case, cores: int, kind: str) -> float:
-    """Samples a second of that engine."""
+def engine(case: Case, cores: int, name: str) -> float:
+    """Samples per second of that engine."""
     torch.set_num_threads(cores)
     examples = dataset(case.dataset, case.root)
-    settings = {"engine": kind, "precision": case.precision, "epochs": case.epochs}
+    settings = {"engine": name, "precision": case.precision, "epochs": case.epochs}
     return float(ours(case.dataset, examples, CPU, case.method, 1, **settings)["samples_per_second"])
 
 
-def apart(case: Case, number: int) -> float:
-    """Samples a second of so many runs at once, each with one thread."""
+def independent(case: Case, number: int) -> float:
+    """Samples per second of ``number`` independent runs at once, each with one thread."""
     command = [sys.executable, __file__, "--alone", "--datasets", case.dataset, "--precisions", case.precision]
     command += ["--methods", case.method, "--epochs", str(case.epochs)]
     command += ["--data-root", str(case.root)] if case.root else []
@@ -67,23 +67,23 @@ def main() -> None:
     parser.add_argument("--engines-only", action="store_true", help="without the runs that share nothing")
     parser.add_argument("--alone", action="store_true", help="one run with one thread, its speed alone printed")
     options = parser.parse_args()
-    kinds = (getattr(options, name).split(",") for name in ("datasets", "methods", "precisions"))
+    lists = (getattr(options, name).split(",") for name in ("datasets", "methods", "precisions"))
     cases = [
-        Case(name, options.data_root, method, options.epochs, precision) for name, method, precision in product(*kinds)
+        Case(name, options.data_root, method, options.epochs, precision) for name, method, precision in product(*lists)
     ]
     if options.alone:
         print(engine(cases[0], 1, "threaded"))
         return
     results: list[dict[str, Any]] = []
     for case, cores in product(cases, map(int, options.cores.split(","))):
-        found = {kind: engine(case, cores, kind) for kind in ("threaded", "processes")}
-        found |= {} if options.engines_only else {"apart": apart(case, cores)}
+        speeds = {name: engine(case, cores, name) for name in ("threaded", "processes")}
+        speeds |= {} if options.engines_only else {"independent": independent(case, cores)}
         what = case._asdict()
         del what["root"]
-        results.append(what | {"cores": cores} | found)
-        told = ", ".join(f"{what} {value:9,.0f}" for what, value in found.items())
+        results.append(what | {"cores": cores} | speeds)
+        shown = ", ".join(f"{what} {value:9,.0f}" for what, value in speeds.items())
         print(
-            f"{case.dataset} {case.method:8s} E {case.epochs} {case.precision:8s} {cores:3d} cores, samples/s: {told}",
+            f"{case.dataset} {case.method:8s} E {case.epochs} {case.precision:8s} {cores:3d} cores, samples/s: {shown}",
             flush=True,
         )
         save(f"threads-{os.cpu_count()}-cores", results, options.out)

@@ -29,7 +29,7 @@ GREY = "#59636e"
 
 
 def curve(method: str, alpha: float, seed: int) -> list[float]:
-    """The accuracy on the clients' own test rows after each round."""
+    """The accuracy on the clients' own test examples after each round."""
     torch.set_num_threads(1)
     how = fedrane.Partitioning(kind="dirichlet", alpha=alpha)
     settings = fedrane.Experiment(
@@ -54,7 +54,7 @@ def draw_partition(axes: Axes, alpha: float) -> None:
     axes.set(xlim=(-0.6, CLIENTS - 0.4), ylim=(9.6, -0.6), xlabel="client", ylabel="class")
     axes.set_xticks(range(CLIENTS))
     axes.set_yticks(range(10))
-    axes.set_title(f"Rows of each digit (area), {CLIENTS} clients, α = {alpha:g}", loc="left", fontsize=11)
+    axes.set_title(f"Examples of each digit (area), {CLIENTS} clients, α = {alpha:g}", loc="left", fontsize=11)
     axes.grid(color="#e6e9ec", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
@@ -66,7 +66,9 @@ def draw_curves(axes: Axes, curves: dict[tuple[str, float], NDArray[np.float64]]
         axes.plot(rounds, 100 * runs.mean(0), color=COLOURS[alpha], linestyle=STYLES[method], linewidth=1.8)
     axes.set(xlim=(1, ROUNDS), ylim=(38, 100), xlabel="round")
     axes.set_xticks([1, 5, 10, 15, 20])
-    axes.set_title(f"Accuracy on the clients' own test rows, % (mean of {len(SEEDS)} seeds)", loc="left", fontsize=11)
+    axes.set_title(
+        f"Accuracy on the clients' own test examples, % (mean of {len(SEEDS)} seeds)", loc="left", fontsize=11
+    )
     alphas = [Line2D([], [], color=colour, linewidth=1.8, label=f"α = {alpha:g}") for alpha, colour in COLOURS.items()]
     methods = [Line2D([], [], color=GREY, linewidth=1.8, linestyle=STYLES[m], label=NAMES[m]) for m in STYLES]
     axes.legend(handles=[*methods, *alphas], loc="lower right", fontsize=10, frameon=False)

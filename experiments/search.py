@@ -32,7 +32,7 @@ from fedrane.training.setup import as_dataset
 
 HERE = Path(__file__).parent
 EVALUATIONS = 10
-"""In a run, whatever its rounds; the score is the mean of the last few."""
+"""In a run of any number of rounds; the score is the mean of the last ones."""
 VALIDATION = 0.1
 """The part of each client's training examples that is set aside."""
 MODELS = ("global", "personal")
@@ -56,7 +56,7 @@ class Search:
     def __init__(self, plan: Mapping[str, Any], results: Path, data_root: str) -> None:
         self.plan, self.results, self.data_root = plan, results, data_root
         self.records: dict[str, dict[str, Any]] = {}
-        self._rows: dict[float, Dataset] = {}
+        self._datasets: dict[float, Dataset] = {}
         self.read()
 
     def pieces(self) -> Iterator[Piece]:
@@ -67,7 +67,7 @@ class Search:
         raise NotImplementedError
 
     def read(self) -> None:
-        """What this process and those beside it have recorded."""
+        """What this and other processes have recorded."""
         files = [HERE / self.plan["also"]] if "also" in self.plan else []
         lines = [line for file in (*files, self.results) if file.exists() for line in file.read_text().splitlines()]
         self.records = {key_of(record["settings"]): record for record in map(json.loads, lines)}
@@ -116,7 +116,7 @@ class Search:
         claims.mkdir(parents=True, exist_ok=True)
         with (claims / key_of(settings_of(piece.wanted))).open("w") as claim:
             try:
-                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it ends
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, also by a kill
             except BlockingIOError:
                 return False
             self.read()
@@ -151,10 +151,10 @@ class Search:
         )
 
     def examples(self, piece: Piece) -> Dataset:
-        """Training examples alone: test examples are not at hand, and validation examples stand in their place."""
-        if piece.alpha not in self._rows:
-            self._rows[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
-        return self._rows[piece.alpha]
+        """Training examples only: the validation examples take the place of the test examples."""
+        if piece.alpha not in self._datasets:
+            self._datasets[piece.alpha] = tune.without_test(as_dataset(piece.wanted, None), piece.wanted, VALIDATION)
+        return self._datasets[piece.alpha]
 
     def table(self, title: str, trials: Mapping[str, list[Piece]]) -> None:
         """Of the settings that have all their runs, the best first."""
@@ -230,7 +230,9 @@ class Contest(Search):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", type=Path, default=HERE / "search.toml")
-    parser.add_argument("--results", type=Path, help="where to record; default: results/search/DATASET.jsonl beside it")
+    parser.add_argument(
+        "--results", type=Path, help="where to record; default: results/search/DATASET.jsonl next to it"
+    )
     parser.add_argument("--data-root", default="")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--show", action="store_true", help="print what was recorded")
@@ -244,8 +246,8 @@ def main() -> None:
 
 def load(path: Path, results: Path | None = None, data_root: str = "") -> Search:
     plan = tomllib.loads(path.read_text())
-    kind = Contest if "methods" in plan else Halving
-    return kind(plan, results or path.parent / "results" / path.stem / f"{plan['base']['dataset']}.jsonl", data_root)
+    cls = Contest if "methods" in plan else Halving
+    return cls(plan, results or path.parent / "results" / path.stem / f"{plan['base']['dataset']}.jsonl", data_root)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The documents say what is so: every key is in the guide's table with its default, and the examples run."""
+"""The documents are true: every key is in the guide's table with its default, and the examples run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> 
     """Also the one that the page gives it."""
     method, law = blocks(CONTRIBUTING, "python")
     (tmp_path / "prox.py").write_text(method, encoding="utf-8")
-    kind = methods.find(f"{tmp_path / 'prox.py'}:Prox").kind
+    kind = methods.find(f"{tmp_path / 'prox.py'}:Prox").cls
     assert [problem for each in conformance.LAWS if (problem := conformance.check(kind(), each))] == []
     names: dict[str, Any] = {"Prox": kind}
     exec(compile(law, "CONTRIBUTING.md, the law", "exec"), names)  # noqa: S102 - our own text
@@ -125,14 +125,14 @@ def search() -> ModuleType:
 
 
 def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
-    """Each row has its client already: a saved partition, which is of all rows, must not be laid over them."""
+    """Each example has its client already: a saved partition of all examples must not be applied."""
     plan = tmp_path / "plan.toml"
     plan.write_text(
         "seed = 0\nalphas = [0.5]\nrungs = [10]\n"
-        '[base]\ndataset = "digits"\n"partition.file" = "all-rows.npz"\n[trials.plain]\n'
+        '[base]\ndataset = "digits"\n"partition.file" = "all-examples.npz"\n[trials.plain]\n'
     )
     [piece] = search.load(plan).pieces()
-    assert piece.wanted.partition.file == "all-rows.npz"
+    assert piece.wanted.partition.file == "all-examples.npz"
     assert piece.experiment.partition == Partitioning(kind="natural", test=search.VALIDATION)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 class FedraneError(Exception):
     """An error for the user. The command line prints it as one line, without a traceback."""
 
-    def __init__(self, found: str, why: str = "", remedy: str = "") -> None:
-        self.found, self.why, self.remedy = found, why, remedy
-        problem = ": ".join(part.rstrip(".") for part in (found, why) if part)
-        super().__init__(". ".join(part.rstrip(".") for part in (problem, remedy) if part) + ".")
+    def __init__(self, problem: str, why: str = "", remedy: str = "") -> None:
+        self.problem, self.why, self.remedy = problem, why, remedy
+        reason = ": ".join(part.rstrip(".") for part in (problem, why) if part)
+        super().__init__(". ".join(part.rstrip(".") for part in (reason, remedy) if part) + ".")
 
 
 class ConfigError(FedraneError):

@@ -210,15 +210,15 @@ def _method(values: Mapping[str, Any]) -> Algorithm:
     values = dict(values)
     name = str(values.pop("name", "fedavg"))
     entry = methods.find(name)
-    known = {f.name for f in dataclasses.fields(entry.kind)}
+    known = {f.name for f in dataclasses.fields(entry.cls)}
     for key in values:
         if key not in known:
-            raise settings.unknown_field(key, name, entry.kind)
-    algorithm = _build(entry.kind, {**entry.preset, **values}, "method.")
+            raise settings.unknown_field(key, name, entry.cls)
+    algorithm = _build(entry.cls, {**entry.preset, **values}, "method.")
     for key, value in entry.preset.items():
         if getattr(algorithm, key) != value:
             given = f"method={name} with method.{key}={getattr(algorithm, key)}"
-            plain = next(other for other, method in methods.METHODS.items() if method.kind is entry.kind)
+            plain = next(other for other, method in methods.METHODS.items() if method.cls is entry.cls)
             raise ConfigError(given, f"{name} is {plain} with method.{key}={value}", f"Use method={plain}")
     return algorithm
 

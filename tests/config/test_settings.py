@@ -112,8 +112,8 @@ def test_an_alias_and_the_table_that_has_its_key(tmp_path: Path) -> None:
 
 def test_an_alias_for_one_of_several_methods() -> None:
     labels = {"fedavg": "fedavg", "fedprox": "fedprox"}
-    shared, own = addressed(parse(["fedprox.learning_rate=1", "batch_size=8"]), labels, KEYS)
-    assert (shared, own) == ({"batch": "8"}, {"fedavg": {}, "fedprox": {"lr": "1"}})
+    shared, per_label = addressed(parse(["fedprox.learning_rate=1", "batch_size=8"]), labels, KEYS)
+    assert (shared, per_label) == ({"batch": "8"}, {"fedavg": {}, "fedprox": {"lr": "1"}})
     with pytest.raises(ConfigError, match=r"fedprox\.lr and fedprox\.learning_rate are both set"):
         addressed(parse(["fedprox.lr=1", "fedprox.learning_rate=1"]), labels, KEYS)
 
@@ -144,7 +144,7 @@ def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(fi
     for name in ("fedavg", "ditto"):
         e, notices = Experiment.asked([f"method={name}"], file)
         assert e.algorithm == Experiment(method=name).algorithm
-        assert e.clients == 7, "the rest of the file stands"
+        assert e.clients == 7, "the rest of the file is kept"
         assert as_messages(notices) == [
             f"{file}: method.strength=5 is not used: meant for fedprox, and the method is {name}"
         ]
@@ -231,7 +231,7 @@ def test_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a b=fedavg", "the label 'a b' of fedavg: a label consists of letters"),
         ("local,a.b=prox.py:Prox", r"the label 'a\.b' of prox\.py:Prox"),
@@ -239,8 +239,8 @@ def test_labels() -> None:
         ("weak=", "the label weak has no method"),
     ],
 )
-def test_a_bad_label_is_named(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_bad_label_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         by_label(text, ())
 
 
@@ -249,9 +249,9 @@ LABELS = {"fedavg": "fedavg", "weak": "fedprox", "fedprox": "fedprox"}
 
 def test_words_for_one_of_several() -> None:
     given = {"lr": "1", "weak.strength": "2", "weak.lr": "3", "fedprox.strength": "4"}
-    shared, own = addressed(given, LABELS, {"lr"})
+    shared, per_label = addressed(given, LABELS, {"lr"})
     assert shared == {"lr": "1"}
-    assert own == {"fedavg": {}, "weak": {"method.strength": "2", "lr": "3"}, "fedprox": {"method.strength": "4"}}
+    assert per_label == {"fedavg": {}, "weak": {"method.strength": "2", "lr": "3"}, "fedprox": {"method.strength": "4"}}
     assert addressed({"weak.schedule.kind": "step"}, LABELS, KEYS)[1]["weak"] == {"schedule.kind": "step"}
     apple = {"apple": "apple"}
     given = {"apple.schedule": "cosine", "apple.schedule.kind": "step"}
@@ -370,11 +370,11 @@ def test_from_python_only_a_value_other_than_the_default_is_an_error() -> None:
         effects.settle(plain)
     assert effects.settle(Experiment())[1] == []
     replaced = Experiment.from_words(["schedule.kind=step", "schedule.every=1"]).replace(schedule=Experiment().schedule)
-    assert effects.settle(replaced)[1] == [], "what was set by a word and then replaced is nobody's word any more"
+    assert effects.settle(replaced)[1] == [], "a word that was replaced is no longer recorded as a word"
 
 
 def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
-    """A partition from a file is recorded with the kind that would have been drawn."""
+    """A partition from a file is recorded with the `kind` that would have been drawn."""
     for kind in ("natural", "dirichlet"):
         e = Experiment(partition=Partitioning(kind=kind, file="p.npz"))
         assert effects.settle(e) == (e, [])
@@ -400,7 +400,7 @@ def test_the_needs_of_methods_name_their_fields() -> None:
     from fedrane.methods import METHODS
 
     for name, entry in METHODS.items():
-        for condition, named in entry.kind.needs.items():
+        for condition, named in entry.cls.needs.items():
             assert {condition.partition("=")[0], *named} <= entry.fields.keys(), name
             assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce"}
 

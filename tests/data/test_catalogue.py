@@ -73,7 +73,7 @@ def test_inconsistent_files_are_rejected(tmp_path, wrong, complaint):
     write_fmnist(tmp_path / "FashionMNIST" / "raw", **wrong)
     with pytest.raises(DataError, match="fedrane data get fmnist") as caught:
         catalogue.load("fmnist", tmp_path)
-    assert complaint in caught.value.found
+    assert complaint in caught.value.problem
 
 
 def test_a_system_package_serves_where_the_data_root_has_none(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_absent_files_are_named_with_the_way_to_get_them(tmp_path):
     folder = tmp_path / "FashionMNIST" / "raw"
     with pytest.raises(DataError, match="no such folder") as caught:
         catalogue.load("fmnist", tmp_path)
-    assert str(folder) in caught.value.found
+    assert str(folder) in caught.value.problem
     assert "`fedrane data get fmnist`" in caught.value.remedy
     assert "dataset-fashion-mnist" in caught.value.remedy
     write_fmnist(folder)

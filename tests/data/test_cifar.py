@@ -41,20 +41,20 @@ def octets(python, raw):
     return b"c_codecs\nencode\nX" + struct.pack("<I", len(as_text)) + as_text + text(THREE, "latin1") + b"\x86R"
 
 
-def dtype(python, kind="u1"):
+def dtype(python, code="u1"):
     """GLOBAL numpy.dtype, its arguments, REDUCE; then its state, BUILD."""
     numbers = b"K\x00K\x01" if python is TWO else b"\x89\x88"
     state = b"(K\x03" + text(python, "|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
-    return b"cnumpy\ndtype\n" + text(python, kind) + numbers + b"\x87R" + state + b"b"
+    return b"cnumpy\ndtype\n" + text(python, code) + numbers + b"\x87R" + state + b"b"
 
 
-def array(python, examples, columns, raw, kind="u1", order=b"\x89"):
+def array(python, examples, columns, raw, code="u1", order=b"\x89"):
     """GLOBAL _reconstruct of (ndarray, (0,), b"b"), REDUCE; then (1, shape, dtype, order, bytes), BUILD."""
     module = b"numpy.core.multiarray" if python is TWO else b"numpy._core.multiarray"
     letter = text(TWO, "b") if python is TWO else octets(THREE, b"b")
     made = b"c" + module + b"\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + letter + b"\x87R"
     shape = b"J" + struct.pack("<i", examples) + b"J" + struct.pack("<i", columns) + b"\x86"
-    return made + b"(K\x01" + shape + dtype(python, kind) + order + octets(python, raw) + b"tb"
+    return made + b"(K\x01" + shape + dtype(python, code) + order + octets(python, raw) + b"tb"
 
 
 def integers(values):

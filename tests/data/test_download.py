@@ -108,8 +108,8 @@ def raw(root):
 
 def test_a_dataset_is_fetched_checked_and_readable(serve, tmp_path):
     server, seen = serve(), []
-    said = download.get("fmnist", tmp_path, lambda *step: seen.append(step), server.sources())
-    assert said == f"fmnist is now in {raw(tmp_path)}"
+    message = download.get("fmnist", tmp_path, lambda *step: seen.append(step), server.sources())
+    assert message == f"fmnist is now in {raw(tmp_path)}"
     assert sorted(path.name for path in raw(tmp_path).iterdir()) == sorted(FILES)
     assert catalogue.load("fmnist", tmp_path).y.tolist() == [3, 4]
     assert (len(FILES[FIRST]), len(FILES[FIRST]), FIRST) in seen
@@ -193,7 +193,7 @@ def test_a_server_that_always_breaks_off_is_given_up_and_its_part_kept(serve, tm
     server.break_after = [10] + [0] * 20
     with pytest.raises(DataError, match="lost after 10 of") as caught:
         download.get("fmnist", tmp_path, None, server.sources())
-    assert f"{server.url}/{FIRST}" in caught.value.found
+    assert f"{server.url}/{FIRST}" in caught.value.problem
     assert len(server.asked) == 1 + download.TRIES
     assert (raw(tmp_path) / f"{FIRST}.part").read_bytes() == FILES[FIRST][:10]
     assert not (raw(tmp_path) / FIRST).exists()
@@ -210,7 +210,7 @@ def test_a_wrong_checksum_leaves_nothing(serve, tmp_path):
     server = serve()
     with pytest.raises(DataError, match="its MD5 is not 0000") as caught:
         download.get("fmnist", tmp_path, None, server.sources(md5="0" * 32))
-    assert f"{server.url}/{FIRST}" in caught.value.found
+    assert f"{server.url}/{FIRST}" in caught.value.problem
     assert list(raw(tmp_path).iterdir()) == []
 
 
@@ -245,7 +245,7 @@ def test_a_full_disk_is_one_clear_error_and_the_part_is_kept(serve, tmp_path, mo
     monkeypatch.setattr(download.os, "fsync", full)
     with pytest.raises(DataError, match="No space left on device") as caught:
         download.get("fmnist", tmp_path, None, server.sources())
-    assert str(raw(tmp_path)) in caught.value.found
+    assert str(raw(tmp_path)) in caught.value.problem
     assert (raw(tmp_path) / f"{FIRST}.part").exists()
 
 

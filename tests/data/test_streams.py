@@ -28,9 +28,9 @@ def test_a_permutation_has_each_number_once(n: int, seed: int, where: list[int |
     assert drawn.dtype == np.int64
     assert np.array_equal(np.sort(drawn), np.arange(n))
     assert np.array_equal(drawn, permutation(n, seed, *where))
-    places: list[tuple[int | str, ...]] = [tuple(where), (*where, "other")]
-    examples = [[permutation(n, seed, *place, k) for k in range(3)] for place in places]
-    assert np.array_equal(permutations(n, 3, seed, places), np.reshape(examples, (2, 3, n)))
+    names: list[tuple[int | str, ...]] = [tuple(where), (*where, "other")]
+    orders = [[permutation(n, seed, *name, k) for k in range(3)] for name in names]
+    assert np.array_equal(permutations(n, 3, seed, names), np.reshape(orders, (2, 3, n)))
 
 
 @quick

@@ -52,7 +52,7 @@ def test_every_method_ends_where_the_sequential_engine_ends(name: str, engine: s
     entry = METHODS[name]
     settings: dict[str, Any] = {"participation": 0.8, "client_dropout": 0.2, "momentum": 0.5, "weight_decay": 0.01}
     one, other = (
-        conformance.trained(entry.kind(**entry.preset), engine=each, **settings) for each in ("sequential", engine)
+        conformance.trained(entry.cls(**entry.preset), engine=each, **settings) for each in ("sequential", engine)
     )
     close(conformance.states(one), conformance.states(other), 1e-12)
     for a, b in zip(untimed(one.history), untimed(other.history), strict=True):
@@ -128,7 +128,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
-    conformance.trained(entry.kind(**entry.preset), engine="threaded", client_dropout=0.2, momentum=0.5)
+    conformance.trained(entry.cls(**entry.preset), engine="threaded", client_dropout=0.2, momentum=0.5)
     assert workers
     assert all(worker.records and worker.client.static.recordings[0].calls for worker in workers)
 

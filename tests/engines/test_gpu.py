@@ -203,7 +203,7 @@ def test_a_networks_gradients_are_as_exact_as_the_librarys_own(model: str) -> No
     """Against float64: what float32 loses on the way through the network, both lose."""
     examples, method = (
         images(1 if model == "convnet" else 3, 28 if model == "convnet" else 32),
-        METHODS["fedavg"].kind(),
+        METHODS["fedavg"].cls(),
     )
     lost = {}
     for how, precision in (("true", "float64"), ("library", "float32"), ("kernels", "float32")):
@@ -244,7 +244,7 @@ def test_every_method_is_captured_and_ends_where_the_sequential_engine_ends(name
     """Within the rounding of float32; a warning (that it could not be stacked) is an error."""
     entry = METHODS[name]
     one, other = (
-        trained(entry.kind(**entry.preset), engine, images(1, 28), participation=0.8, weight_decay=1e-3)
+        trained(entry.cls(**entry.preset), engine, images(1, 28), participation=0.8, weight_decay=1e-3)
         for engine in ("sequential", "stacked")
     )
     assert gaps(one, other)[-1] < 2e-3

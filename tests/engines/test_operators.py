@@ -61,7 +61,7 @@ def trained(method: Any, model: str, engine: str, **changes: Any) -> fedrane.Res
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: str, refused: list[str]) -> None:
     entry = METHODS[name]
-    trained(entry.kind(**entry.preset), model, engine)
+    trained(entry.cls(**entry.preset), model, engine)
     assert not [reason for reason in refused if reason]
 
 

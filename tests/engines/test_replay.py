@@ -171,9 +171,9 @@ def test_new_values_take_the_place_of_the_old_ones(name: str) -> None:
 
 
 def test_what_would_keep_too_much_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    kept = conformance.trained(METHODS["scaffold"].cls(), engine="stacked")
     monkeypatch.setattr(replay, "MAX_RECORDED_BYTES", 0)
-    recomputed = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    recomputed = conformance.trained(METHODS["scaffold"].cls(), engine="stacked")
     close(conformance.states(kept), conformance.states(recomputed), 1e-12)
 
 

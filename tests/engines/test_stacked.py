@@ -35,7 +35,7 @@ def both(method: Any, normalised: bool = True, **changes: Any) -> tuple[Result, 
 def test_every_method_ends_where_the_sequential_engine_ends(name: str, norm: str) -> None:
     entry = METHODS[name]
     one, other = both(
-        entry.kind(**entry.preset),
+        entry.cls(**entry.preset),
         norm=norm,
         rounds=3,
         participation=0.6,
@@ -108,9 +108,9 @@ def test_a_mistake_in_a_hook_is_not_hidden() -> None:
 
 
 def test_many_chunks_end_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    full = conformance.trained(METHODS["scaffold"].cls(), engine="stacked", clients=7)
     monkeypatch.setitem(stacked.MAX_STACKED_CLIENTS, "cpu", 3)
-    chunks = conformance.trained(METHODS["scaffold"].kind(), engine="stacked", clients=7)
+    chunks = conformance.trained(METHODS["scaffold"].cls(), engine="stacked", clients=7)
     close(conformance.states(full), conformance.states(chunks), 1e-12)
 
 
@@ -193,7 +193,7 @@ def test_who_is_asked_together_does_not_depend_on_who_was_trained(monkeypatch: p
         return predict(self, models, *about)
 
     monkeypatch.setattr(stacked.Stacked, "_predict", spy)
-    result = conformance.trained(METHODS["local"].kind(), engine="stacked", participation=0.3)
+    result = conformance.trained(METHODS["local"].cls(), engine="stacked", participation=0.3)
     assert set(asked) == {result.population}
 
 

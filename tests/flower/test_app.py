@@ -33,8 +33,10 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
-from harness import USER_METHOD, metrics
+from harness import USER_METHODS, metrics
 from problems import ALWAYS_TESTED, slow_except
+from harness import USER_METHODS, metrics
+from problems import FEW, slow_except
 
 CLIENTS = 4
 
@@ -332,7 +334,7 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
 ) -> None:
     """The client's own account has run the app; another one must trust what was left there."""
     file = tmp_path / "mine.py"
-    file.write_text(USER_METHOD.read_text())
+    file.write_text(USER_METHODS.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1, participation=1.0)
     federation.serve()
     folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
@@ -341,7 +343,7 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
-    file.write_text(USER_METHOD.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
+    file.write_text(USER_METHODS.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
     monkeypatch.setattr(user_code, "_named", set())
     refused = CliRunner().invoke(command, ask)
     assert isinstance(refused.exception, ConfigError)
@@ -473,13 +475,13 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
 
 def test_a_federation_records_its_sessions_and_notices_an_edited_method(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(USER_METHOD.read_text())
+    file.write_text(USER_METHODS.read_text())
     federation = Federation(tmp_path, method=f"{file}:Plain", rounds=1)
     out = federation.serve()
     (session,) = json.loads((out / "sessions.json").read_text())
     assert (session["engine"], session["outcome"], session["rounds"]["after"]) == ("flower-remote", "finished", 1)
-    assert [path.read_text() for path in (out / "code").iterdir()] == [USER_METHOD.read_text()]
+    assert [path.read_text() for path in (out / "code").iterdir()] == [USER_METHODS.read_text()]
     federation.serve()
-    file.write_text(USER_METHOD.read_text() + "\n# edited\n")
+    file.write_text(USER_METHODS.read_text() + "\n# edited\n")
     with pytest.raises(CheckpointError, match=r"mine\.py changed since the run"):
         federation.serve()

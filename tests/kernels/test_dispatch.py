@@ -36,9 +36,9 @@ def test_switched_off_pytorch_does_everything(monkeypatch: pytest.MonkeyPatch, e
 
 
 def test_a_run_without_kernels_ends_where_one_with_them_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    on = conformance.trained(METHODS["scaffold"].cls(), engine="stacked")
     monkeypatch.setattr(dispatch, "ENABLED", False)
-    off = conformance.trained(METHODS["scaffold"].kind(), engine="stacked")
+    off = conformance.trained(METHODS["scaffold"].cls(), engine="stacked")
     close(conformance.states(on), conformance.states(off), 1e-12)
 
 

@@ -23,13 +23,13 @@ from problems import EVERY_METHOD
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_keeps_every_law(name: str, law: Any) -> None:
     entry = METHODS[name]
-    assert conformance.check(entry.kind(**entry.preset), law) is None
+    assert conformance.check(entry.cls(**entry.preset), law) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_are_averaged_by_rows(name: str) -> None:
     """BatchNorm's running statistics of all clients are averaged by examples, for any aggregation of parameters."""
-    method = METHODS[name].kind(**METHODS[name].preset)
+    method = METHODS[name].cls(**METHODS[name].preset)
     bench = conformance.Bench(conformance.trained(method, post_training=False, rounds=1), method)
     server = bench.result.server
     sent = bench.engine.train_round(server, bench.result.client_states, [0, 1, 3], 2, 0.1, 1)
@@ -296,7 +296,7 @@ def test_nothing_a_method_adds_has_fewer_digits(method: type[Algorithm]) -> None
 @pytest.mark.parametrize("name", METHODS)
 def test_no_number_a_method_adds_has_gone_through_float32(name: str) -> None:
     """A float64 number with 17 to 24 significant bits was rounded to float32 at some point."""
-    method = METHODS[name].kind(**METHODS[name].preset)
+    method = METHODS[name].cls(**METHODS[name].preset)
     # Without BatchNorm and with decay every parameter changes: initial values are float32 numbers.
     result = conformance.trained(method, False, rounds=2, weight_decay=0.01)
     for path, leaf in tree.flatten(conformance.states(result)).items():
@@ -341,7 +341,7 @@ def test_what_computes_without_waiting_is_allowed() -> None:
 
 def test_the_server_may_read_values() -> None:
     """FedRANE's bargain iterates until it has converged."""
-    assert conformance.check(METHODS["fedrane"].kind(), conformance.client_hooks_read_no_values) is None
+    assert conformance.check(METHODS["fedrane"].cls(), conformance.client_hooks_read_no_values) is None
 
 
 # ---- learning

@@ -33,7 +33,7 @@ def last(method: str) -> Metrics:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", slow_except(("fedavg", "ditto"), METHODS))
 def test_it_learns_digits(name: str) -> None:
-    record, available = last(name), METHODS[name].kind.models
+    record, available = last(name), METHODS[name].cls.models
     if GLOBAL in available:
         assert record["global/accuracy"] >= 0.90
     if PERSONAL in available:

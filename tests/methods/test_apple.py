@@ -1,4 +1,4 @@
-"""APPLE: both gradients against finite differences; cores travel, relations do not; downloads can be limited."""
+"""APPLE: both gradients against finite differences; cores are sent, relations are not; downloads can be limited."""
 
 from __future__ import annotations
 
@@ -89,20 +89,20 @@ def test_cores_go_up_and_the_mix_as_trained_is_the_answer() -> None:
     fed, method = four_clients(), APPLE(coefficient_lr=0.05)
     server, client_states, _ = after(method, fed, 6)
     sent = Sequential(method, fed).train_round(server, client_states, [0, 3], 7, 0.3, 2)
-    merged, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+    aggregated, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     assert sent.ups.extra == {}, "the relation does not leave"
     for row, k in enumerate((0, 3)):
         core, client_state = tree.row(sent.ups.model.params, row), sent.client_states[k]
         same_bytes(core, client_state.extra["core"])
-        same_bytes(core, tree.row(merged.extra["cores"], k))
-        answer = Sequential(method, fed).personal(merged, client_state, k, 8).params
-        assert float(tree.norm(tree.sub(core, answer))) > 1e-3
+        same_bytes(core, tree.row(aggregated.extra["cores"], k))
+        personal = Sequential(method, fed).personal(aggregated, client_state, k, 8).params
+        assert float(tree.norm(tree.sub(core, personal))) > 1e-3
         trained_on = {
             name: rows.index_copy(0, torch.tensor([k]), core[name][None])
             for name, rows in server.extra["cores"].items()
         }
         close(
-            answer,
+            personal,
             {name: torch.tensordot(client_state.extra["relation"], rows, 1) for name, rows in trained_on.items()},
         )
 
@@ -113,9 +113,9 @@ def test_a_client_that_never_took_part_predicts_with_its_start() -> None:
         fed, method = four_clients(), APPLE(downloads=downloads)
         server, _, _ = after(method, fed, 2)
         engine, who = Sequential(method, fed), fed.client(1, 3, 0.1, 1)
-        answer = engine.personal(server, None, 1, 3).params
+        personal = engine.personal(server, None, 1, 3).params
         mixed = {name: torch.tensordot(server.extra["prior"], v, 1) for name, v in server.extra["cores"].items()}
-        close(answer, server.model.params if downloads else mixed)
+        close(personal, server.model.params if downloads else mixed)
         start = method.begin(fed.task, engine.context(server, None, who)).model.params
         same_bytes(start, tree.row(server.extra["cores"], 1))
 
@@ -134,11 +134,11 @@ def test_absent_clients_cores_stay_at_the_server() -> None:
     fed, method = four_clients(), APPLE(downloads=2)
     server, client_states, _ = after(method, fed, 3)
     sent = Sequential(method, fed).train_round(server, client_states, [0, 3], 4, 0.3, 1)
-    merged, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+    aggregated, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
     for k in range(4):
-        stayed = tree.equal(tree.row(merged.extra["cores"], k), tree.row(server.extra["cores"], k))
+        stayed = tree.equal(tree.row(aggregated.extra["cores"], k), tree.row(server.extra["cores"], k))
         assert stayed == (k in (1, 2))
-        assert k in (0, 3) or tree.equal(merged.extra["wanted"][k], server.extra["wanted"][k])
+        assert k in (0, 3) or tree.equal(aggregated.extra["wanted"][k], server.extra["wanted"][k])
 
 
 @pytest.mark.parametrize(("schedule", "half"), [("cosine", 0.5), ("exponential", 0.001**0.5)])

@@ -40,11 +40,11 @@ def test_one_personal_step_by_the_formula(steps: int, monkeypatch: pytest.Monkey
     nothing: dict[str, Tensor] = {}
     kept = State(tree.map(lambda p: p + 1.5, server.model), {"global": Model(nothing, nothing)._asdict()})
     sent = Sequential(method, fed).train_round(server, {1: kept}, [1], 1, lr, 1)
-    own, origin = problem.point(kept.model.params), problem.point(server.model.params)
+    personal, origin = problem.point(kept.model.params), problem.point(server.model.params)
     for _ in range(steps):
-        gradient = problem.curvatures[1] @ (own - problem.centres[1]) + 0.8 * (own - origin)
-        own = own - lr * gradient
-    torch.testing.assert_close(problem.point(sent.client_states[1].model.params), own, rtol=1e-12, atol=1e-12)
+        gradient = problem.curvatures[1] @ (personal - problem.centres[1]) + 0.8 * (personal - origin)
+        personal = personal - lr * gradient
+    torch.testing.assert_close(problem.point(sent.client_states[1].model.params), personal, rtol=1e-12, atol=1e-12)
 
 
 def test_the_global_model_is_fedavgs() -> None:

@@ -134,7 +134,7 @@ def test_the_order_of_clients_is_irrelevant() -> None:
     same_bytes(one_round(fed, server, 1, 0.1, 2, [0, 1, 2]), one_round(fed, server, 1, 0.1, 2, [2, 0, 1]))
 
 
-def merged(base: Tensor, examples: Tensor, sizes: list[int]) -> Tensor:
+def aggregated(base: Tensor, examples: Tensor, sizes: list[int]) -> Tensor:
     server = State(Model({"w": base}, {}), {})
     size = torch.tensor(sizes)
     cohort = Client(torch.arange(len(sizes)), size, None, size, size, size.double(), len(sizes))
@@ -145,10 +145,10 @@ def merged(base: Tensor, examples: Tensor, sizes: list[int]) -> Tensor:
 def test_a_client_of_weight_zero_changes_nothing() -> None:
     """Not even with NaN in its upload."""
     base, examples = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
-    expected = merged(base, examples[:2], [5, 7])
+    expected = aggregated(base, examples[:2], [5, 7])
     examples[2] = float("nan")
-    same_bytes({"w": merged(base, examples, [5, 7, 0])}, {"w": expected})
-    same_bytes({"w": merged(base, examples[2:], [0])}, {"w": base})
+    same_bytes({"w": aggregated(base, examples, [5, 7, 0])}, {"w": expected})
+    same_bytes({"w": aggregated(base, examples[2:], [0])}, {"w": base})
 
 
 @settings(max_examples=50, deadline=None)
@@ -160,14 +160,14 @@ def test_a_client_of_weight_zero_changes_nothing() -> None:
 def test_uploads_equal_to_the_model_leave_it(sizes: list[int], seed: int, dtype: torch.dtype) -> None:
     """To the last bit, in either precision."""
     base = torch.randn(17, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 1e3
-    same_bytes({"w": merged(base, base.expand(len(sizes), -1), sizes)}, {"w": base})
+    same_bytes({"w": aggregated(base, base.expand(len(sizes), -1), sizes)}, {"w": base})
 
 
 def test_the_mean_is_weighted_by_samples() -> None:
     """Against the explicit formula."""
     base, examples = torch.randn(4, dtype=DOUBLE), torch.randn(3, 4, dtype=DOUBLE)
     expected = (1 * examples[0] + 2 * examples[1] + 7 * examples[2]) / 10
-    close({"w": merged(base, examples, [1, 2, 7])}, {"w": expected}, 1e-14)
+    close({"w": aggregated(base, examples, [1, 2, 7])}, {"w": expected}, 1e-14)
 
 
 def test_statistics_are_averaged_by_samples() -> None:

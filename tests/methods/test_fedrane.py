@@ -63,15 +63,15 @@ def test_the_minority_is_augmented_towards_its_class(settings: dict[str, Any]) -
     net = task.training(work.model, batch)
     z = method._normalise(net.body(batch.x))
     augmented, relations = method._augment(net, z, batch.mask)
-    few = batch.y == 2
+    minority = batch.y == 2
 
     def spread(examples: Tensor) -> float:
         """Distance to the class mean relative to the distance between class means."""
         means = torch.stack([examples[batch.y == c].mean(0) for c in range(3)])
-        return float((examples[few] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
+        return float((examples[minority] - means[2]).norm(dim=1).mean() / (means[2] - means[:2]).norm(dim=1).mean())
 
     assert spread(augmented) < spread(z)
-    share = relations.adjacency[few][:, few].sum() / relations.adjacency[few].sum()
+    share = relations.adjacency[minority][:, minority].sum() / relations.adjacency[minority].sum()
     assert float(share) > 2 * 17 / 127
 
 
@@ -283,13 +283,13 @@ def test_every_setting_of_the_augmentation_changes_it(setting: dict[str, Any]) -
 
 def test_a_projection_serves_the_contrast_alone() -> None:
     """CD compares the projected features; the prediction loss is the same as without a projection."""
-    facts = {}
+    metrics = {}
     for width in (0, 8):
         method = FedRANE(projection=width)
         task, ctx = prepared(method)
         model = method.start(task, ctx)
-        facts[width] = method.objective(task, ctx, model, imbalanced(6))[1].metrics
-    assert torch.equal(facts[0]["loss"], facts[8]["loss"])
+        metrics[width] = method.objective(task, ctx, model, imbalanced(6))[1].metrics
+    assert torch.equal(metrics[0]["loss"], metrics[8]["loss"])
     net = task.training(model, imbalanced(6))
     z = method._normalise(net.body(imbalanced(6).x))
     augmented, _ = method._augment(net, z, imbalanced(6).mask)
@@ -302,7 +302,7 @@ def test_a_projection_serves_the_contrast_alone() -> None:
     assert last.out_features == 8
     assert first.in_features == z.shape[1]
     expected = discrimination(projected(z), projected(augmented), imbalanced(6).mask, method.temperature)
-    torch.testing.assert_close(facts[8]["cd"], expected)
+    torch.testing.assert_close(metrics[8]["cd"], expected)
 
 
 def test_an_answer_depends_on_its_batch_only_where_asked() -> None:

@@ -156,7 +156,9 @@ def test_the_answers() -> None:
         features = whole.parts["body"]((x / 255 - result.inputs.mean[0]) / result.inputs.std[0])
         added = mine.parts["personal"](features)
         torch.testing.assert_close(mine(x), whole(x) + added)
-        assert (k in taken) == (float(added.detach().abs().max()) > 0), "who never took part answers as the server does"
+        assert (k in taken) == (float(added.detach().abs().max()) > 0), (
+            "a client that never took part predicts as the server does"
+        )
 
 
 def test_without_balance_the_global_model_is_fedavgs() -> None:

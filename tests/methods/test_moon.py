@@ -240,9 +240,9 @@ def test_inline_without_strength_is_fedavg_on_the_longer_network() -> None:
             client_states = dict(sent.client_states)
         x = fed.test.take(fed.split.train[0])[0]
         ends.append((server.model.params, method.predict(fed.task, server.model, x, torch.ones(len(x), dtype=bool))))
-    (mine, answers), (plain, expected) = ends
+    (mine, predictions), (plain, expected) = ends
     same_bytes({Longer.renamed(name): value for name, value in mine.items()}, plain)
-    assert torch.equal(answers, expected)
+    assert torch.equal(predictions, expected)
 
 
 def test_the_contrast_draws_to_the_global_model_and_away_from_the_former() -> None:

@@ -128,7 +128,7 @@ def test_calibration_is_never_worse_on_the_training_examples(seed: int) -> None:
         for head in (fixed, best):
             allowed = 0.5 * ridge * head.square().sum() / examples
             assert float(error) <= float(moments.squared_error(head) + allowed) + 1e-12
-    assert float(error) < float(moments.squared_error(fixed)), "beside a random head there is much to gain"
+    assert float(error) < float(moments.squared_error(fixed)), "compared with a random head there is much to gain"
 
 
 def test_without_calibration_it_is_the_same_run_up_to_the_finale() -> None:

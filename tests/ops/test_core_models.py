@@ -1,4 +1,4 @@
-"""Mixing cores, and the draw that says which to ask for."""
+"""Mixing cores, and the draw of those to request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NOTHING = Model({}, {})
 
 
 def client(index: int, population: int, round: int = 1) -> Client:
-    whole = torch.tensor
+    integer = torch.tensor
     lr = torch.tensor(0.1, dtype=DOUBLE)
-    return Client(whole(index), whole(10), None, whole(1), whole(round), lr, population)
+    return Client(integer(index), integer(10), None, integer(1), integer(round), lr, population)
 
 
 def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
@@ -37,7 +37,7 @@ def test_what_was_never_had_comes_first_and_oneself_never() -> None:
     ctx = Context(State(NOTHING, {"which": torch.tensor([1, 4, 0])}), State(NOTHING, {}), client(1, 5))
     asked = [core_models.wish(ctx, relation, had, torch.tensor(key)).tolist() for key in range(200)]
     assert all(wishes[0] == 2 for wishes in asked)
-    assert {place for wishes in asked for place in wishes[1:]} == {0, 3, 4}
+    assert {core for wishes in asked for core in wishes[1:]} == {0, 3, 4}
 
 
 def test_a_larger_coefficient_is_asked_for_more_often_and_more_so_in_later_rounds() -> None:

@@ -197,7 +197,7 @@ HARD = {
     "huge": draw(12, 16) * 1e18,
     "small": draw(12, 16) * 1e-18,
     "an outlier": torch.cat([draw(11, 16), torch.ones(1, 16, dtype=DOUBLE)]),
-    "more rows than features": draw(128, 8),
+    "more examples than features": draw(128, 8),
 }
 
 
@@ -242,10 +242,10 @@ def test_what_has_settled_is_left_alone() -> None:
     """A graph stops when its change is below the tolerance, and reports the change of its last step."""
     z = draw(2, 25, 6)
     mask = alive(25).expand(2, -1)
-    few, many = relations(z, mask, 0.1, 4, tolerance=0), relations(z, mask, 0.1, 30, tolerance=float("inf"))
+    four, thirty = relations(z, mask, 0.1, 4, tolerance=0), relations(z, mask, 0.1, 30, tolerance=float("inf"))
     first = relations(z, mask, 0.1, 1)
-    assert torch.equal(many.weights, first.weights)
-    assert not torch.equal(few.weights, first.weights)
+    assert torch.equal(thirty.weights, first.weights)
+    assert not torch.equal(four.weights, first.weights)
     assert bool((relations(z, mask, 0.1, 60).change < 0.02).all())
 
 
@@ -254,8 +254,10 @@ def test_same_class_edges_outweigh_chance() -> None:
     z, y = clusters()
     result = relations(z, alive(len(y)), 0.1)
     assert float(homophily(result.adjacency, y, alive(len(y)))) >= 2
-    few = y == 2
-    share = (result.adjacency[few][:, few].sum() / result.adjacency[few].sum()) / ((few.sum() - 1) / (len(y) - 1))
+    minority = y == 2
+    share = (result.adjacency[minority][:, minority].sum() / result.adjacency[minority].sum()) / (
+        (minority.sum() - 1) / (len(y) - 1)
+    )
     assert float(share) >= 2
 
 

@@ -329,7 +329,7 @@ def test_a_broken_upload_is_left_out_of_everything() -> None:
     (again, stats_again), _ = negotiate(server, without, cohort([4, 5, 6, 8]), Terms())
     close(params, again, 1e-12)
     close(stats, stats_again, 1e-12)
-    assert record["gne/excluded"] == [13], "the client's number, not its row"
+    assert record["gne/excluded"] == [13], "the client's index, not its position"
 
 
 def test_clients_that_cancel_out_leave_the_model() -> None:

@@ -1,4 +1,4 @@
-"""The optimiser against torch's own, and the rate over rounds."""
+"""The optimiser compared with torch's, and the learning rate over rounds."""
 
 from __future__ import annotations
 

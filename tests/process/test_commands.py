@@ -18,7 +18,8 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
 from fedrane.testing import conformance
 from fedrane.training.run_folder import CALIBRATION
-from harness import TINY, USER_METHOD, Driver, checkpoints, executable, metrics, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
 DIGITS = data.load("digits")
@@ -162,7 +163,7 @@ def test_files_can_be_read_by_those_who_may_read_the_others(fedrane: Driver, tmp
 
 def test_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
-    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
+    (tmp_path / "mine.py").write_text(USER_METHODS.read_text())
     words = (*TINY, "method=mine.py:Gliding", "method.glide=0.25", "rounds=4")
     assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
@@ -177,7 +178,7 @@ def test_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
 
 def test_a_users_network(fedrane: Driver, tmp_path: Path) -> None:
     """Named by a path from here, killed, and resumed from elsewhere."""
-    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
+    (tmp_path / "mine.py").write_text(USER_METHODS.read_text())
     tiny = [word for word in TINY if word != "model=mlp"]
     words = (*tiny, "model=mine.py:network", "model_head=classifier", "rounds=4")
     assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
@@ -211,7 +212,7 @@ def test_more_rounds(fedrane: Driver, tmp_path: Path) -> None:
 
 def test_a_folder_on_another_machine(fedrane: Driver, tmp_path: Path) -> None:
     """Where its method is not, and its user has not run it: the copy predicts once it is trusted."""
-    (tmp_path / "mine.py").write_text(USER_METHOD.read_text())
+    (tmp_path / "mine.py").write_text(USER_METHODS.read_text())
     tiny = (word for word in TINY if not word.startswith("model="))
     words = (*tiny, "method=mine.py:Gliding", "model=mine.py:network", "model_head=classifier", "rounds=2")
     assert fedrane("run", "--out", tmp_path / "run", *words, cwd=tmp_path).status == 0
@@ -344,11 +345,11 @@ def test_compare_goes_on_where_the_dataset_names_the_clients(fedrane: Driver, tm
 def test_compare_after_a_users_method_has_changed(fedrane: Driver, tmp_path: Path) -> None:
     """Its earlier results are not shown for what it does now."""
     mine = tmp_path / "mine.py"
-    mine.write_text(USER_METHOD.read_text())
+    mine.write_text(USER_METHODS.read_text())
     command = ("compare", "--no-report", "--out", "all", "--methods", "mine.py:Gliding", *WORDS)
     for status in (0, 0):
         assert fedrane(*command, cwd=tmp_path).status == status
-    mine.write_text(USER_METHOD.read_text() + "# changed\n")
+    mine.write_text(USER_METHODS.read_text() + "# changed\n")
     refused = fedrane(*command, cwd=tmp_path)
     assert refused.status == 2
     assert "mine.py has changed since" in refused.stderr
@@ -356,8 +357,8 @@ def test_compare_after_a_users_method_has_changed(fedrane: Driver, tmp_path: Pat
 
 def test_compare_as_json_with_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     """Lines of JSON alone; a field of one method goes to it alone; all folders are below the one named."""
-    names = f"fedavg,{USER_METHOD}:Gliding"
-    words = (*WORDS, f"{USER_METHOD}:Gliding.glide=0.1")
+    names = f"fedavg,{USER_METHODS}:Gliding"
+    words = (*WORDS, f"{USER_METHODS}:Gliding.glide=0.1")
     for page in ("--no-report", "--report"):
         ended = fedrane("compare", "--json", page, "--methods", names, "--out", tmp_path / "all", *words)
         assert ended.status == 0
@@ -470,7 +471,7 @@ def test_check(fedrane: Driver) -> None:
     assert good.status == 0
     assert "fails" not in good.stdout
     assert "laws hold" in good.stdout
-    bad = fedrane("check", f"{USER_METHOD}:Forgetful")
+    bad = fedrane("check", f"{USER_METHODS}:Forgetful")
     assert bad.status == 1
     assert "fails" in bad.stdout
     assert "seed" in bad.stdout

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import TINY, USER_METHOD, Driver, checkpoints, executable, refused, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
 
@@ -35,7 +36,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["dataset=digits", "engine=stackd"], ["'stackd'", "'stacked'"]),
         (["method=fedavgg"], ["fedavgg", "'fedavg'", "path.py:Class"]),
         (["method=nowhere.py:Mine"], ["nowhere.py"]),
-        ([f"method={USER_METHOD}:Glidin"], ["Glidin", "'Gliding'"]),
+        ([f"method={USER_METHODS}:Glidin"], ["Glidin", "'Gliding'"]),
         (["lr=-1"], ["lr=-1", "positive"]),
         (["lr=nan"], ["lr=nan"]),
         (["lr=quick"], ["lr=quick", "number"]),
@@ -66,9 +67,9 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
         (["model=nowhere.py:network"], ["nowhere.py"]),
         (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
-        ([f"model={USER_METHOD}:nett"], ["no 'nett'", "'network'"]),
-        ([f"model={USER_METHOD}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
-        ([f"model={USER_METHOD}:network", "model_head=hidden"], ["hidden", "last"]),
+        ([f"model={USER_METHODS}:nett"], ["no 'nett'", "'network'"]),
+        ([f"model={USER_METHODS}:network", "model_head=clasifier"], ["clasifier", "'classifier'"]),
+        ([f"model={USER_METHODS}:network", "model_head=hidden"], ["hidden", "last"]),
     ],
 )
 def test_a_mistake_in_the_configuration(
@@ -86,7 +87,7 @@ def test_a_mistake_in_the_configuration(
         (["--methods", "fedavg,fedpr"], ["fedpr"]),
         (["--methods", ","], ["--methods"]),
         (["--seeds", "0"], ["--seeds"]),
-        (["--methods", "local", "fedavg.glide=1"], ["fedavg is not among the methods", "local"]),
+        (["--methods", "local", "fedavg.glide=1"], ["fedavg is not one of the methods", "local"]),
         (["--methods", "fedavg,fedprox", "method.strength=1"], ["fedavg has no such field", "fedprox.strength=1"]),
         (["--methods", "fedprox,fedprox"], ["fedprox occurs twice", "a=fedprox,b=fedprox"]),
         (["--methods", "a=fedprox,b=fedprox"], ["a and b are the same experiment", "b.FIELD=value"]),

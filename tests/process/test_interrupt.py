@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import fedrane as library
-from harness import TINY, USER_METHOD, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
+from harness import TINY, USER_METHODS, Driver, Ended, Process, checkpoints, executable, lines, metrics, same_run, until
 
-WORDS = (*TINY, f"method={USER_METHOD}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
+WORDS = (*TINY, f"method={USER_METHODS}:Gliding", "participation=0.6", "rounds=8", "checkpoint_every=3")
 FINISHING = "finishing this round"
 
 
@@ -82,7 +82,7 @@ def test_twice_stops_at_once(fedrane: Driver, tmp_path: Path) -> None:
 def test_in_the_last_round_there_is_nothing_to_go_on_with(fedrane: Driver, tmp_path: Path) -> None:
     """A run that is done when it could stop has simply ended."""
     gate, run = Gate(tmp_path, round=3), tmp_path / "run"
-    words = (*TINY, f"method={USER_METHOD}:Plain", "rounds=3")
+    words = (*TINY, f"method={USER_METHODS}:Plain", "rounds=3")
     ended = interrupt(fedrane.start("run", "--out", run, *words, env=gate.env), gate)
     assert ended.status == 0
     assert "results:" in ended.stdout
@@ -103,7 +103,7 @@ def test_with_json_only_json_is_on_standard_output(fedrane: Driver, tmp_path: Pa
 def test_a_comparison_goes_on_with_the_same_command(fedrane: Driver, tmp_path: Path) -> None:
     """Stopped in the middle of its first run, a comparison leaves the rest to the next call."""
     gate, words = Gate(tmp_path, round=2), (*TINY, "rounds=3")
-    command = ("compare", "--no-report", "--methods", f"{USER_METHOD}:Plain,local", *words)
+    command = ("compare", "--no-report", "--methods", f"{USER_METHODS}:Plain,local", *words)
     ended = interrupt(fedrane.start(*command, "--out", tmp_path / "stopped", env=gate.env), gate)
     assert ended.status == 130
     assert "same command" in ended.stdout

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fedrane.training.run_folder import CONFIG
-from harness import TINY, USER_METHOD, Driver, leftovers, lines, same_run, until
+from harness import TINY, USER_METHODS, Driver, leftovers, lines, same_run, until
 from problems import SLOW
 
 UNEVEN = (*TINY, "participation=0.6", "client_dropout=0.2", "momentum=0.9", "clip=1")
-GLIDING = f"{USER_METHOD}:Gliding"
+GLIDING = f"{USER_METHODS}:Gliding"
 """Has state on the server, and a post-training stage."""
 
 

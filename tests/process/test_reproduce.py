@@ -13,7 +13,7 @@ from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
 from problems import SLOW
 
-USER_METHOD = Path(__file__).parent.parent / "reproduce" / "own.py"
+USER_METHODS = Path(__file__).parent.parent / "reproduce" / "user_methods.py"
 TINY = ("model=mlp", "clients=4", "epochs=1", "batch=256", "device=cpu", "checkpoint_every=1")
 TABLE = ("reproduce", "table-gfl", "--dataset", "digits", "--alpha", "0.5")
 
@@ -29,7 +29,7 @@ def finished_cells(output: str) -> list[str]:
 
 
 def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Path) -> None:
-    names = f"fedavg,fedprox,{USER_METHOD}:Broken,fedrane-wo-lra"
+    names = f"fedavg,fedprox,{USER_METHODS}:Broken,fedrane-wo-lra"
     command = (*TABLE, "--methods", names, "--seeds", "2", "--rounds", "2", *TINY)
     at_once = fedrane(*command, "--dry-run", "--json", cwd=tmp_path)
     assert at_once.status == 0, at_once.stderr
@@ -144,7 +144,7 @@ def test_a_file_that_tuning_cannot_write_is_an_error_before_the_trials(fedrane: 
 
 
 def test_a_method_without_a_good_trial_does_not_stop_the_others(fedrane: Driver, tmp_path: Path) -> None:
-    method = f"{USER_METHOD}:Exploding"
+    method = f"{USER_METHODS}:Exploding"
     ended = fedrane("tune", f"{method},fedavg", "--grid", "lr=0.1", "--rounds", "2", *TINY, cwd=tmp_path)
     assert ended.status == 1
     assert f"no trial of {method} finished" in ended.stdout

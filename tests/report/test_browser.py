@@ -1,7 +1,7 @@
-"""The page in a real browser: it draws, sorts, follows light and dark, fits a phone, and talks to nobody.
+"""The page in a real browser: it draws, sorts, follows light and dark, fits a phone, and sends no requests.
 
 Needs Chromium with its driver (Debian: ``chromium`` and ``chromium-driver``). Where they are not, these tests are left
-out; under ``CI=true`` they fail instead, so that nobody takes a page for tested that was not.
+out; under ``CI=true`` they fail instead, so that an untested page is noticed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Page:
             time.sleep(0.05)
 
     def complaints(self) -> list[str]:
-        """What the browser's console was told since it was last asked."""
+        """What was logged in the browser's console since the last call."""
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]
 
     def click(self, selector: str) -> None:
@@ -74,10 +74,10 @@ class Page:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if BROWSER is None or DRIVER is None:
-        said = "Chromium and its driver are not here (Debian: chromium and chromium-driver)"
+        reason = "Chromium and its driver are not here (Debian: chromium and chromium-driver)"
         if os.environ.get("CI") == "true":
-            pytest.fail(said)
-        pytest.skip(said)
+            pytest.fail(reason)
+        pytest.skip(reason)
     root = tmp_path_factory.mktemp("page")
     path = root / "report.html"
     path.write_text(full(root / "runs"), encoding="utf-8")
@@ -88,7 +88,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         "--no-sandbox",  # in a container there is often none to be had
         "--disable-dev-shm-usage",
         "--disable-gpu",
-        "--proxy-server=127.0.0.1:9",  # whatever is fetched after all fails, and says so on the console
+        "--proxy-server=127.0.0.1:9",  # any request fails, and is logged in the console
         f"--user-data-dir={root / 'profile'}",
     ):
         options.add_argument(argument)
@@ -129,7 +129,7 @@ def test_every_plot_is_drawn(page: Page, size: tuple[int, int], dark: bool) -> N
 
 
 def _beyond_the_edge(page: Page) -> list[str]:
-    """What stands outside of the page, but for what lies in a box that scrolls by itself."""
+    """The elements that overflow the page, except those in a box that scrolls."""
     return page("""
         return Array.from(document.querySelectorAll("body *")).filter((element) =>
           !element.closest(".scroll, .plot, script") && element.getBoundingClientRect().right > innerWidth + 1
@@ -145,7 +145,7 @@ def _too_small(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("table", ["results-table", "cost-table"])
 def test_tables_sort_by_each_column(page: Page, table: str) -> None:
-    """Down and up again, by the value and not by its text; what is missing comes last either way; it is said aloud."""
+    """Down and up again, by the value and not by its text; missing values come last; announced to screen readers."""
     heads = page(f"return document.querySelectorAll('#{table} thead tr:last-child th').length")
     assert heads >= 6
     for column in range(heads):
@@ -185,7 +185,7 @@ def test_another_target(page: Page) -> None:
 
 
 def test_light_and_dark(page: Page) -> None:
-    """As the system wishes, also when it changes its mind; after the button, as the button said, also next time."""
+    """As the system wishes, also when it changes its mind; after the button, as the button was set, also next time."""
     page.open()
     assert page.background() > 200
     assert page.ink() < 150

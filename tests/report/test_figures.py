@@ -1,4 +1,4 @@
-"""The figures for papers: one of each kind, as PNG and as SVG, whatever the names."""
+"""The figures for papers: one of each type, as PNG and as SVG, with any names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_figure_both_ways(tmp_path: Path) -> None:
 
 
 def test_few_numbers_make_few_figures(tmp_path: Path) -> None:
-    """One run in which nothing travels, and that has no model to ask."""
+    """One run that sends nothing and has no global model."""
     lines, _ = gather([folders.alone(tmp_path / "run")])
     written = figures.draw(lines, {0: "no global model."}, tmp_path / "figures")
     assert {path.stem for path in written} == {"accuracy", "cost", "clients", "worst-clients", "partition"}

@@ -20,7 +20,7 @@ def lines_of(*paths: Path) -> list[Line]:
 
 
 def test_a_curve_is_the_mean_over_seeds(tmp_path: Path) -> None:
-    """With the deviation of a sample beside it, as in the table, and what was spent until then."""
+    """With the sample deviation, as in the table, and the cost so far."""
     for seed in range(3):
         folders.simple(tmp_path / str(seed), seed=seed)
     (curve,) = measures.curves(lines_of(tmp_path), "global")
@@ -89,7 +89,7 @@ def test_targets_worth_asking_for(tmp_path: Path) -> None:
 
 
 def test_clients_in_rounds_they_missed(tmp_path: Path) -> None:
-    """A number belongs to the client that gave it, whoever else took part; who did not has a gap."""
+    """A number belongs to the client that reported it; a client that did not take part has a gap."""
     cohorts = [[0, 3], [], [4], [1, 2, 3]]
     records = [folders.record(r, cohort=c, cosine=[k / 10 for k in c]) for r, c in enumerate(cohorts, 1)]
     del records[1]["cosine"]

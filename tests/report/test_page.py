@@ -1,4 +1,4 @@
-"""The page as text: complete in itself, everything escaped, and what is missing said."""
+"""The page as text: complete in itself, everything escaped, and missing parts named."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_nothing_is_fetched(read: Reader) -> None:
 
 
 def test_names_are_names(read: Reader) -> None:
-    """Of methods, classes and notes, whatever they look like."""
+    """Names of methods, classes and notes, with any characters."""
     assert sum(tag == "script" for tag, _ in read.elements) == 3
     assert not {"img", "b", "iframe"} & {tag for tag, _ in read.elements}
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
@@ -89,9 +89,9 @@ def test_names_are_names(read: Reader) -> None:
 
 def test_every_plot_is_one_that_plotly_knows(read: Reader) -> None:
     """Each of its settings; and each plot has its place on the page, and something to draw."""
-    places = [attributes["id"] for _, attributes in read.elements if attributes.get("class") == "plot"]
-    assert sorted(map(str, places)) == sorted(read.plots)
-    assert len(places) == len(set(places))
+    ids = [attributes["id"] for _, attributes in read.elements if attributes.get("class") == "plot"]
+    assert sorted(map(str, ids)) == sorted(read.plots)
+    assert len(ids) == len(set(ids))
     for key, plot in read.plots.items():
         go.Figure(plot)  # raises on what it does not know
         for trace in plot["data"]:
@@ -105,8 +105,8 @@ def test_every_section_is_there(read: Reader) -> None:
     assert keys == wanted
     links = [(attributes["href"] or "").removeprefix("#") for tag, attributes in read.elements if tag == "a"]
     assert links == wanted
-    for kind, lines in (("cosine", (0, 2, 3)), ("weights", (2, 3)), ("tsne", (0, 2, 3))):
-        assert {key for key in read.plots if key.startswith(f"{kind}-")} == {f"{kind}-{k}" for k in lines}
+    for section, lines in (("cosine", (0, 2, 3)), ("weights", (2, 3)), ("tsne", (0, 2, 3))):
+        assert {key for key in read.plots if key.startswith(f"{section}-")} == {f"{section}-{k}" for k in lines}
 
 
 def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
@@ -154,12 +154,12 @@ def test_a_run_that_was_never_evaluated(tmp_path: Path) -> None:
 
 
 def test_what_differs_comes_first(tmp_path: Path) -> None:
-    """Then a method's own fields, then what all have in common; nothing is lost."""
+    """Then the fields of one method, then what all have in common; nothing is lost."""
     lines = runs(tmp_path)
     assert [row["key"] for row in page._differing(lines)] == ["rounds", "lr", "method.name"]
-    told = {row["key"] for row in page._differing(lines)}
-    told |= {key for block in page._settings(lines) for key, _ in block["pairs"]}
-    assert told == {key for line in lines for key in line.settings}
+    shown = {row["key"] for row in page._differing(lines)}
+    shown |= {key for block in page._settings(lines) for key, _ in block["pairs"]}
+    assert shown == {key for line in lines for key in line.settings}
 
 
 def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
 
 
 def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says how to get it, before anything is made."""
+    """One line with how to install it, before anything is written."""
     run = folders.simple(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(FedraneError, match=r"pip install 'fedrane\[report\]'"):
@@ -179,7 +179,7 @@ def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_comparison_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is done all the same, and one line says how to get the page."""
+    """It is completed, and one line has how to get the page."""
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     ended = CliRunner().invoke(
         app, ["compare", "--methods", "local", "--out", str(tmp_path / "all"), *TINY, "rounds=1"]
@@ -192,11 +192,11 @@ def test_a_comparison_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"target": 90.0}, "between 0 and 1"), ({"samples": 3}, "t-SNE"), ({"samples": -1}, "t-SNE")],
 )
-def test_options_out_of_range(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(FedraneError, match=said):
+def test_options_out_of_range(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedraneError, match=message):
         report.write([folders.simple(tmp_path / "run")], tmp_path / "report.html", **options)
 
 

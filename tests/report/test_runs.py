@@ -14,7 +14,7 @@ from fedrane.report.runs import differing, gather, names
 
 
 def test_repetitions_are_one_line(tmp_path: Path) -> None:
-    """Whatever order their folders come in; a folder that is named twice counts once."""
+    """In any order of the folders; a folder that is named twice counts once."""
     for name in ("fedavg", "local"):
         for seed in (0, 1, 2):
             folders.simple(tmp_path / name / f"seed-{seed}", name=name, seed=seed)
@@ -68,20 +68,20 @@ def test_one_method_with_two_settings_is_two_lines(tmp_path: Path) -> None:
 
 
 def test_names_of_namesakes() -> None:
-    """Of two methods of one name in two files, each is told by its file."""
-    one, other = ({"method.name": f"/{place}/prox.py:Prox"} for place in ("a", "b"))
+    """Of two methods of one name in two files, each is named by its file."""
+    one, other = ({"method.name": f"/{folder}/prox.py:Prox"} for folder in ("a", "b"))
     assert names([one, other]) == ["Prox (name=/a/prox.py:Prox)", "Prox (name=/b/prox.py:Prox)"]
     assert names([one]) == ["Prox"]
 
 
 def test_unfinished_runs(tmp_path: Path) -> None:
-    """Beside a finished repetition one stands back; alone it is shown. Either way it is said."""
+    """It is left out if another repetition is finished, and shown otherwise; a note reports both."""
     folders.simple(tmp_path / "fedavg" / "seed-0")
     cut = folders.simple(tmp_path / "fedavg" / "seed-1", seed=1, rounds=2, finished=False)
     cut.joinpath("config.toml").write_text(cut.joinpath("config.toml").read_text().replace("rounds = 2", "rounds = 3"))
     lines, notes = gather([tmp_path])
     assert [run.seed for run in lines[0].runs] == [0]
-    assert notes == [f"{cut} is unfinished: 2 of 3 rounds; it is left out beside finished ones."]
+    assert notes == [f"{cut} is unfinished: 2 of 3 rounds; it is left out, because others are finished."]
     lines, notes = gather([cut])
     assert [run.seed for run in lines[0].runs] == [1]
     assert notes == [f"{cut} is unfinished: 2 of 3 rounds."]
@@ -115,7 +115,7 @@ def test_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("config.toml", "seed = ", "TOML"),
         ("config.toml", "rounds = 3", "no seed"),
@@ -128,14 +128,14 @@ def test_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
         ("metadata.json", None, "missing"),
     ],
 )
-def test_damaged_folders(tmp_path: Path, file: str, content: str | None, said: str) -> None:
+def test_damaged_folders(tmp_path: Path, file: str, content: str | None, message: str) -> None:
     """One line that names the file and what is wrong with it."""
     run = folders.simple(tmp_path / "run")
     if content is None:
         (run / file).unlink()
     else:
         (run / file).write_text(content)
-    with pytest.raises(FedraneError, match=said) as error:
+    with pytest.raises(FedraneError, match=message) as error:
         gather([run])
     assert file in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Features of a global model: those that its head answers from."""
+"""Features of a global model: the inputs of its head."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fedrane.training.saved import read_models
 from problems import quick
 
 DIGITS = fedrane.data.load("digits")
-ROWS = np.arange(0, 350, 7)
+EXAMPLES = np.arange(0, 350, 7)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrane"])
 def test_the_head_answers_from_them(method: str, tmp_path: Path) -> None:
-    """The head on the features is the model's answer; FedRANE's lie on the sphere that its head is made for."""
+    """The head on the features gives the model's predictions; FedRANE's features are on the unit sphere."""
     fedrane.run(quick(method=method, rounds=1), tmp_path / "run")
     models = fedrane.load(tmp_path / "run")
-    found = torch.from_numpy(features(models, models.model, DIGITS, ROWS)).float()
+    inputs = torch.from_numpy(features(models, models.model, DIGITS, EXAMPLES)).float()
     head = {name.removeprefix("head."): value for name, value in models.server.model.params.items() if "head" in name}
-    scores = torch.func.functional_call(models.task.parts["head"], head, found)
-    assert torch.allclose(scores, models.model(torch.from_numpy(DIGITS.x_test[ROWS])), atol=1e-5)
+    scores = torch.func.functional_call(models.task.parts["head"], head, inputs)
+    assert torch.allclose(scores, models.model(torch.from_numpy(DIGITS.x_test[EXAMPLES])), atol=1e-5)
     if method == "fedrane":
-        assert torch.allclose(found.norm(dim=1), torch.ones(len(ROWS)), atol=1e-5)
+        assert torch.allclose(inputs.norm(dim=1), torch.ones(len(EXAMPLES)), atol=1e-5)
 
 
 def test_the_server_alone_is_the_same_server(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_server_alone_is_the_same_server(tmp_path: Path) -> None:
 
 
 def test_rows_in_the_plane(tmp_path: Path) -> None:
-    """As many as asked for, the same for every method, each with its class; what is told apart lies apart."""
+    """The requested number, the same for every method, each with its class; separable classes are apart in the plot."""
     fedrane.run(quick(rounds=2, epochs=5, batch=16), tmp_path / "one")
     fedrane.run(quick(rounds=1, method="fedprox"), tmp_path / "other")
     one, other = (points(read(Folder(tmp_path / name)), 150) for name in ("one", "other"))
@@ -75,17 +75,17 @@ def test_where_the_dataset_is_not_here(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_placed_is_told_and_does_not_crash() -> None:
-    """The library's own t-SNE ends the process where all rows are the same."""
+    """The library's t-SNE ends the process if all points are the same."""
     rng = np.random.default_rng(0)
-    for rows in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
+    for values in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):
         with pytest.raises(DataError):
-            embed(rows)
-    for rows in (
+            embed(values)
+    for values in (
         rng.normal(size=(50, 1)),
         rng.normal(size=(4, 16)),
         1e-9 * rng.normal(size=(50, 16)),
         1e30 * rng.normal(size=(50, 2)),
     ):
-        placed = embed(rows)
-        assert placed.shape == (len(rows), 2)
+        placed = embed(values)
+        assert placed.shape == (len(values), 2)
         assert np.isfinite(placed).all()

@@ -1,4 +1,4 @@
-"""Sweeps of a second: tiny cells of the tables on digits."""
+"""Short sweeps: tiny cells of the tables on digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = ("model=mlp", "clients=4", "epochs=1", "batch=256", "rounds=2", "device=
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., Sweep]:
-    """``sweep("cosine", methods=…)``: each call begins anew on the same folders."""
+    """``sweep("cosine", methods=…)``: each call makes a new sweep on the same folders."""
 
     def make(name: str = "table-gfl", words: tuple[str, ...] = (), retry: bool = False, **selection: Any) -> Sweep:
         asked = {"datasets": ("digits",), "alphas": (0.5,), "seeds": (0,), "methods": ("fedavg",)} | selection

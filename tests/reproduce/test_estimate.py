@@ -16,9 +16,9 @@ Make = Callable[..., Sweep]
 
 @pytest.fixture
 def done(sweep: Make) -> Sweep:
-    found = sweep(words=("rounds=3",))
-    assert found.go()
-    return found
+    finished = sweep(words=("rounds=3",))
+    assert finished.go()
+    return finished
 
 
 def estimate(sweep: Sweep, folder: Path) -> float:
@@ -33,7 +33,7 @@ def test_a_cell_is_estimated_by_its_like(sweep: Make, done: Sweep, tmp_path: Pat
     (record,) = done.records.values()
     start, judge = record["warmup_seconds"], record["eval_seconds"]
     other, train = record["other_seconds"] + start, record["train_seconds"] - start
-    assert (record["engine"], record["threads"]) == ("stacked", 1), "what auto came to"
+    assert (record["engine"], record["threads"]) == ("stacked", 1), "what auto was resolved to"
     same = estimate(sweep(words=("rounds=3",), seeds=(1,)), tmp_path)
     assert same == pytest.approx(other + train + judge)
     longer = estimate(sweep(words=("rounds=6",)), tmp_path)
@@ -60,11 +60,11 @@ def test_another_method_or_network_is_of_another_speed(sweep: Make, done: Sweep,
 
 def test_what_is_not_known_is_measured_once(sweep: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sweep(seeds=(0, 1))
-    told: list[str] = []
-    speeds = Speeds(wanted, tmp_path / "speeds.json", 60, told.append)
+    logged: list[str] = []
+    speeds = Speeds(wanted, tmp_path / "speeds.json", 60, logged.append)
     times = [speeds.seconds(cell) for cell in wanted.cells]
     assert times[0] == times[1]
-    assert len(told) == 1
+    assert len(logged) == 1
     monkeypatch.setattr("fedrane.reproduce.estimate.measure", None)
     assert Speeds(wanted, tmp_path / "speeds.json", 60).seconds(wanted.cells[0]) == pytest.approx(times[0])
 
@@ -80,5 +80,5 @@ def test_a_measurement_counts_the_rows_of_all_clients(sweep: Make) -> None:
     cell: Cell = sweep().cells[0]
     assert cell.experiment is not None
     speed = measure(cell.experiment.replace(participation=0.5))
-    assert speed.rows == pytest.approx(1438 * 0.75, abs=4)
-    assert min(speed.row, speed.evaluation, speed.around) > 0
+    assert speed.examples == pytest.approx(1438 * 0.75, abs=4)
+    assert min(speed.per_example, speed.evaluation, speed.around) > 0

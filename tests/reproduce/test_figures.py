@@ -18,7 +18,7 @@ from problems import quick
 
 METHODS = ("fedavg", "fedrane-wo-lra")
 PERSONAL = "local"
-"""Has no global model, so that there is nothing of it to show but its own accuracy."""
+"""Has no global model, so that only its personal accuracy is shown."""
 
 
 def drawn(name: str, sweep: Sweep, folder: Path, methods: tuple[str, ...]) -> dict[str, Path]:
@@ -52,11 +52,11 @@ def test_a_figure_shows_its_methods(
     assert not drawn(name, done, tmp_path, asked), "nothing to draw yet"
     assert done.go()
     assert {done.status(cell) for cell in done.cells} == {"done"}
-    found = drawn(name, done, tmp_path, asked)
-    assert sorted(found) == [".png", ".svg"]
-    text = words(found[".svg"])
+    files = drawn(name, done, tmp_path, asked)
+    assert sorted(files) == [".png", ".svg"]
+    text = words(files[".svg"])
     assert all(word in text for word in expected), text
-    pixels = np.asarray(Image.open(found[".png"]).convert("L"))
+    pixels = np.asarray(Image.open(files[".png"]).convert("L"))
     assert 0.01 < (pixels < 250).mean() < 0.9, "neither empty nor full"
 
 
@@ -75,7 +75,7 @@ def test_pairs_show_what_is_gained(sweep: Callable[..., Sweep], tmp_path: Path) 
     done = sweep("minority", methods=names)
     for number, cell in enumerate(done.cells):
         figures = {"accuracy": 0.5 + 0.01 * number, "minority_accuracy": 0.2 + 0.1 * number}
-        both = {whose: {"best": figures, "last": figures} for whose in ("global", "personal")}
+        both = {model: {"best": figures, "last": figures} for model in ("global", "personal")}
         done.records[cell.key] = {"status": "done", "kept": {}, **both}
     text = words(drawn("minority", done, tmp_path, names)[".svg"])
     assert "+10.0" in text, "each pair is one row apart"
@@ -84,14 +84,14 @@ def test_pairs_show_what_is_gained(sweep: Callable[..., Sweep], tmp_path: Path) 
 
 
 def test_the_features_are_those_that_the_head_is_given() -> None:
-    """Head and features together are the model's answer; those of an orthonormal head have length one."""
+    """The head on the features gives the model's predictions; features for an orthonormal head have norm one."""
     import torch
 
     for method in METHODS:
         result = run(quick(method=method, rounds=1))
-        rows = np.arange(7)
-        seen = torch.from_numpy(records.features(result, rows)).float()
-        x, y = result.federation.test.take(rows)
+        examples = np.arange(7)
+        seen = torch.from_numpy(records.features(result, examples)).float()
+        x, y = result.federation.test.take(examples)
         scores = result.algorithm.predict(result.task, result.server.model, x, torch.ones(len(y), dtype=torch.bool))
         net = result.task.evaluating(result.server.model, torch.ones(len(y), dtype=torch.bool))
         assert torch.allclose(net.head(seen), scores, atol=1e-5)

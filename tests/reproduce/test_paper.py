@@ -1,4 +1,4 @@
-"""The paper's figures are what its source says, and our marks on them are its own."""
+"""The paper's numbers are those of its source, and our marks on them are the paper's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedrane.reproduce.tables import mark_best
 from fedrane.reproduce.targets import COMPARISON, Condition, in_paper, paper, paper_alphas, row, targets
 
 SOURCE = Path(__file__).with_name("paper-tables.tex")
-"""The two tables as they stand in the paper's source."""
+"""The two tables in the paper's source."""
 DATASETS = {"EMNIST": "emnist-letters", "FMNIST": "fmnist", "Cifar10": "cifar10", "Cifar100": "cifar100"}
 OURS = {
     r"\modelname": "fedrane",
@@ -30,7 +30,7 @@ def table(measure: str) -> dict[tuple[str, Condition], tuple[float, str]]:
     conditions = [
         Condition(name, alpha) for name, alpha in zip([n for n in names for _ in range(3)], alphas, strict=True)
     ]
-    found = {}
+    entries = {}
     for line in re.findall(r"^\s*(\S.*\d.*?)\\\\", text, re.MULTILINE):
         title, *figures = (part.strip() for part in line.split("&"))
         if title.startswith("Method") or len(figures) != len(conditions):
@@ -38,8 +38,8 @@ def table(measure: str) -> dict[tuple[str, Condition], tuple[float, str]]:
         name = OURS.get(title, title.lower().replace("-", ""))
         for condition, figure in zip(conditions, figures, strict=True):
             mark, number = re.fullmatch(r"(\\\w+)?\{?\s*(0\.\d+)\s*\}?", figure).groups()  # type: ignore[union-attr]
-            found[name, condition] = float(number), MARKS.get(mark, "")
-    return found
+            entries[name, condition] = float(number), MARKS.get(mark, "")
+    return entries
 
 
 @pytest.mark.parametrize("measure", ["global", "personal"])

@@ -37,7 +37,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
-    """Two processes at once, whose seeds overlap: each cell stands there once."""
+    """Two processes at once with overlapping seeds: each cell is recorded once."""
     spans = (("0", "16"), ("8", "24"))
     writers = [subprocess.Popen([sys.executable, __file__, str(tmp_path), *span]) for span in spans]
     assert [writer.wait() for writer in writers] == [0, 0]
@@ -56,12 +56,12 @@ def test_what_was_kept_adds_up(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     store.add(record(0) | {"kept": {"cosines": 1}})
     store.add(record(0) | {"kept": {"tsne": 2}})
-    ((_, found),) = store.read().items()
-    assert found["kept"] == {"cosines": 1, "tsne": 2}
+    ((_, stored),) = store.read().items()
+    assert stored["kept"] == {"cosines": 1, "tsne": 2}
 
 
 def test_other_lines_stay_as_they_are(tmp_path: Path) -> None:
-    """Byte for byte, so that a change is one line for whoever reads the history of the file."""
+    """Byte for byte, so that a change is one line in the history of the file."""
     store = ResultStore(tmp_path)
     store.add(record(0))
     path = tmp_path / "digits.jsonl"

@@ -13,7 +13,7 @@ from fedrane.reproduce import records
 from fedrane.reproduce import sweep as module
 from fedrane.reproduce.sweep import Sweep
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 Make = Callable[..., Sweep]
 
 
@@ -37,9 +37,9 @@ def test_a_record_holds_both_measures_of_best_and_last(sweep: Make) -> None:
     cells = sweep(methods=("fedavg", "fedrane-wo-lra"), words=("rounds=3",))
     assert cells.go()
     average, rane = (cells.records[cell.key] for cell in cells.cells)
-    assert "personal" not in average, "an answer that a method does not give is not there"
-    for whose in ("global", "personal"):
-        best, last, curve = (rane[whose][name] for name in ("best", "last", "curve"))
+    assert "personal" not in average, "a model that a method does not have is absent"
+    for model in ("global", "personal"):
+        best, last, curve = (rane[model][name] for name in ("best", "last", "curve"))
         assert len(curve) == rane["rounds"] == last["round"] == 3
         assert curve[best["round"] - 1] == max(curve) == pytest.approx(best["accuracy"], abs=1e-4)
         assert last["accuracy"] == pytest.approx(curve[-1], abs=1e-4)
@@ -48,18 +48,18 @@ def test_a_record_holds_both_measures_of_best_and_last(sweep: Make) -> None:
 
 
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(sweep: Make) -> None:
-    names = (f"{OWN}:Broken", f"{OWN}:Exploding", "fedavg", f"{OWN}:Plain")
+    names = (f"{USER_METHODS}:Broken", f"{USER_METHODS}:Exploding", "fedavg", f"{USER_METHODS}:Plain")
     first = sweep(methods=names)
     assert first.go()
     assert states(first) == {"fedavg": "done", "Broken": "failed", "Exploding": "failed", "Plain": "done"}
     reasons = {cell.row.title: first.reason(cell) for cell in first.cells}
-    assert "ZeroDivisionError: nobody is left" in reasons["Broken (own)"]
-    assert "no longer finite" in reasons["Exploding (own)"]
+    assert "ZeroDivisionError: nobody is left" in reasons["Broken (user's)"]
+    assert "no longer finite" in reasons["Exploding (user's)"]
     words = [record.get("word") for record in first.records.values()]
     assert words.count("diverged") == words.count("failed") == 1
     assert not sweep(methods=names).waiting(), "a failed cell is not tried again by itself"
     again = sweep(methods=names, retry=True)
-    assert {cell.row.title for cell in again.waiting()} == {"Broken (own)", "Exploding (own)"}
+    assert {cell.row.title for cell in again.waiting()} == {"Broken (user's)", "Exploding (user's)"}
     assert again.go()
     assert states(again) == states(first)
 
@@ -77,7 +77,7 @@ def test_a_mended_cell_replaces_its_failure(sweep: Make, monkeypatch: pytest.Mon
 
 
 def test_a_word_that_turns_out_to_do_nothing_is_no_fault_of_the_cell(sweep: Make, tmp_path: Path) -> None:
-    """Own rows are looked at when the cell is run; a record would be the plain cell's, and keep that from being run."""
+    """The user's data are read when the cell is run; a record would be the plain cell's, and keep that from running."""
     np.savez(tmp_path / "own.npz", x=np.arange(80.0).reshape(40, 2) % 7, y=np.arange(40) % 2)
     asked = {"datasets": (str(tmp_path / "own.npz"),), "words": ("norm=shared", "model=auto")}
     with pytest.raises(NoEffect, match="norm=shared"):
@@ -151,8 +151,8 @@ def test_cosines_are_read_off_a_run_that_is_done(sweep: Make, monkeypatch: pytes
 
 
 def test_what_a_figure_lacks_does_not_cost_the_run(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that has died gives all rows the same features: its figures stand, and it is said what lacks."""
-    monkeypatch.setattr(records, "features", lambda result, rows: np.zeros((len(rows), 8)))
+    """A collapsed network gives all examples the same features: its accuracies count, and missing data are named."""
+    monkeypatch.setattr(records, "features", lambda result, examples: np.zeros((len(examples), 8)))
     first = sweep("tsne")
     assert first.go()
     assert states(first) == states(sweep("tsne")) == {"fedavg": "done"}

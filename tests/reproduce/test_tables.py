@@ -1,4 +1,4 @@
-"""Tables: what stands in them, and that each format is well formed."""
+"""Tables: their content, and that each format is well formed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedrane.reproduce import tables
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Condition, Selection, cells, targets
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 GFL = targets("table-gfl")[0]
 SELECTION = Selection(
-    ("fmnist", "cifar10"), (0.1, 0.5), ("all", f"{OWN}:Plain"), (0, 1), (f"data_root={Path(__file__).parent}",)
+    ("fmnist", "cifar10"), (0.1, 0.5), ("all", f"{USER_METHODS}:Plain"), (0, 1), (f"data_root={Path(__file__).parent}",)
 )
 
 
@@ -30,7 +30,7 @@ def filled(tmp_path: Path) -> Sweep:
     """Figures made up: each seed of a row is the paper's figure and a little more; some are not there."""
     sweep = Sweep(cells(GFL, SELECTION), store_of(tmp_path), tmp_path / "cells")
     for cell in sweep.cells:
-        value = 0.5 if cell.row.group == "own" else tables.in_paper("global", cell.row.name, cell.condition) or 0.0
+        value = 0.5 if cell.row.group == "user" else tables.in_paper("global", cell.row.name, cell.condition) or 0.0
         if cell.condition == Condition("cifar10", 0.5) or cell.experiment is None:
             continue
         if cell.row.name == "fedprox":
@@ -78,7 +78,7 @@ def test_what_is_lacking_is_seen(filled: Sweep) -> None:
 
 
 def test_what_all_lack_is_said_once(filled: Sweep) -> None:
-    """Where every condition has one seed of two, the caption says so and no condition does."""
+    """Where every condition has one seed of two, the caption has it and no entry does."""
     for cell in filled.cells:
         if cell.seed == 1:
             filled.records.pop(cell.key, None)

@@ -28,7 +28,7 @@ from fedrane.reproduce.targets import (
     targets,
 )
 
-OWN = Path(__file__).with_name("own.py")
+USER_METHODS = Path(__file__).with_name("user_methods.py")
 
 
 def test_all_targets_of_the_paper_are_there() -> None:
@@ -52,19 +52,19 @@ def test_all_targets_of_the_paper_are_there() -> None:
     ],
 )
 def test_a_target_has_its_cells_each_once(name: str, count: int) -> None:
-    found = cells(targets(name)[0])
-    assert len({cell.key for cell in found}) == len(found) == count
-    assert {cell.experiment.rounds for cell in found if cell.experiment} == {100}
+    made = cells(targets(name)[0])
+    assert len({cell.key for cell in made}) == len(made) == count
+    assert {cell.experiment.rounds for cell in made if cell.experiment} == {100}
 
 
 def test_filters_choose_and_stand_in() -> None:
     (target,) = targets("table-gfl")
     chosen = Selection(("digits",), (0.1,), ("fedrane", "fedavg"), (0, 1), ("rounds=5",))
-    found = cells(target, chosen)
-    assert [(cell.row.name, cell.condition, cell.seed) for cell in found] == [
+    made = cells(target, chosen)
+    assert [(cell.row.name, cell.condition, cell.seed) for cell in made] == [
         (name, Condition("digits", 0.1), seed) for seed in (0, 1) for name in ("fedavg", "fedrane")
     ], "all of the first seed first, comparison methods before ours"
-    assert {cell.experiment.rounds for cell in found if cell.experiment} == {5}
+    assert {cell.experiment.rounds for cell in made if cell.experiment} == {5}
 
 
 def test_a_varied_value_is_in_the_experiment() -> None:
@@ -96,18 +96,18 @@ def test_words_go_to_all_rows_or_to_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("epochs=1", "epochs=2"), "epochs is 1 and 2"),
         (("method.strength=1",), r"fedavg has no such field.*fedprox\.strength=1"),
-        (("preset=paper",), "settings of their own"),
+        (("preset=paper",), "each row has its settings"),
         (("partition.shards=3",), "partition.shards=3 would have no effect"),
         (("fedprox.strength=1", "fedprox.strength=2"), "a key has one value"),
     ],
 )
-def test_words_that_would_vanish_are_refused(words: tuple[str, ...], said: str) -> None:
+def test_words_that_would_vanish_are_refused(words: tuple[str, ...], message: str) -> None:
     (target,) = targets("table-gfl")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         cells(target, Selection(("digits",), (0.5,), ("fedprox", "fedavg"), (0,), words))
 
 
@@ -117,10 +117,10 @@ def test_a_word_without_effect_on_some_datasets_is_left_out_there() -> None:
     chosen = Selection(("digits", "cifar10"), (0.5,), ("fedavg", "fedprox"), (0,))
     plain = cells(target, chosen)
     for words in (("norm=local",), ("fedavg.norm=local", "fedprox.norm=local")):
-        found = cells(target, replace(chosen, words=words))
-        assert [cell.settings["norm"] for cell in found] == ["shared", "shared", "local", "local"]
-        assert [cell.key == before.key for cell, before in zip(found, plain, strict=True)] == [True, True, False, False]
-        for cell in found:
+        made = cells(target, replace(chosen, words=words))
+        assert [cell.settings["norm"] for cell in made] == ["shared", "shared", "local", "local"]
+        assert [cell.key == before.key for cell, before in zip(made, plain, strict=True)] == [True, True, False, False]
+        for cell in made:
             assert cell.experiment is not None
             assert effects.settle(_with_model(cell.experiment))[1] == []
     with pytest.raises(ConfigError, match=r"^norm=shared would have no effect: .* model is convnet"):
@@ -130,7 +130,7 @@ def test_a_word_without_effect_on_some_datasets_is_left_out_there() -> None:
 
 
 def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path) -> None:
-    """It then only names the column; the run says that it is not used."""
+    """It then only names the column; the run reports that it is not used."""
     (tmp_path / "p.npz").write_bytes(b"")
     (target,) = targets("table-gfl")
     words = (f"partition.file={tmp_path / 'p.npz'}",)
@@ -153,9 +153,9 @@ def test_no_shipped_setting_is_without_effect(name: str) -> None:
 
 def test_a_user_s_own_method_stands_among_them() -> None:
     (target,) = targets("table-gfl")
-    found = cells(target, Selection(("digits",), (0.5,), ("all", f"{OWN}:Plain"), (0,)))
-    groups = [cell.row.group for cell in found]
-    assert groups == ["comparison"] * 8 + ["own"] + ["ours"] * 3
+    made = cells(target, Selection(("digits",), (0.5,), ("all", f"{USER_METHODS}:Plain"), (0,)))
+    groups = [cell.row.group for cell in made]
+    assert groups == ["comparison"] * 8 + ["user"] + ["ours"] * 3
     with pytest.raises(ConfigError, match="not known"):
         cells(target, Selection(methods=("fedavgg",)))
 
@@ -229,8 +229,8 @@ def test_a_misspelt_word_is_told_before_any_cell(word: str) -> None:
 def test_what_is_said_twice_counts_once() -> None:
     assert parse_seeds("1,1,0") == (1, 0)
     (target,) = targets("table-gfl")
-    found = cells(target, Selection(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))
-    assert len(found) == 1
+    made = cells(target, Selection(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))
+    assert len(made) == 1
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -273,14 +273,14 @@ def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
     keys = []
     for folder, comment in (("a", ""), ("b", ""), ("c", "# changed\n")):
         (tmp_path / folder).mkdir()
-        path = tmp_path / folder / "own.py"
-        path.write_text(OWN.read_text() + comment)
+        path = tmp_path / folder / "user_methods.py"
+        path.write_text(USER_METHODS.read_text() + comment)
         keys.append(key_of(settings_of(Experiment(method=f"{path}:Plain"))))
     assert keys[0] == keys[1] != keys[2]
 
 
 def test_own_data_are_known_by_their_content(tmp_path: Path) -> None:
-    """Wherever they lie; a changed file, image or partition makes another cell."""
+    """In any folder; a changed file, image or partition makes another cell."""
     keys: dict[str, list[str]] = {"dataset": [], "folder": [], "partition": []}
     for condition, content in (("a", b"rows"), ("b", b"rows"), ("c", b"other")):
         (tmp_path / condition / "images" / "cat").mkdir(parents=True)
@@ -294,8 +294,8 @@ def test_own_data_are_known_by_their_content(tmp_path: Path) -> None:
             ("partition", by_file),
         ):
             keys[name].append(key_of(settings_of(made)))
-    for name, found in keys.items():
-        assert found[0] == found[1] != found[2], name
+    for name, digests in keys.items():
+        assert digests[0] == digests[1] != digests[2], name
 
 
 def test_a_file_that_changes_in_place_makes_another_cell(tmp_path: Path) -> None:

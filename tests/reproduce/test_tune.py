@@ -1,4 +1,4 @@
-"""Tuning looks at no test row, and what it finds is what reproduce uses."""
+"""Tuning reads no test example, and reproduce uses its result."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ CONDITION = Condition("digits", 0.5)
 WORDS = ("model=mlp", "clients=4", "epochs=1", "batch=32", "rounds=2", "device=cpu")
 
 
-def numbered(rows: int = 240) -> Dataset:
-    """Each row tells its number, in its first column."""
-    made = table(rows)
+def numbered(examples: int = 240) -> Dataset:
+    """Each example has its number in its first column."""
+    made = table(examples)
     x = made.x.copy()
-    x[:, 0] = np.arange(rows)
+    x[:, 0] = np.arange(examples)
     return replace(made, x=x)
 
 
-def real_split(wanted: Experiment, rows: Dataset) -> partitions.Split:
+def real_split(wanted: Experiment, dataset: Dataset) -> partitions.Split:
     """As a run of the table cuts them."""
-    return partitions.split(make_partition(wanted, rows), wanted.seed, wanted.partition.test)
+    return partitions.split(make_partition(wanted, dataset), wanted.seed, wanted.partition.test)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_trial_s_rows_are_the_clients_training_rows(seed: int) -> None:
-    rows = numbered()
+    dataset = numbered()
     wanted = Experiment(clients=5, seed=seed, partition=partitions.Partitioning("dirichlet", alpha=0.3))
-    split = real_split(wanted, rows)
-    left = tune.without_test(rows, wanted, 0.2)
+    split = real_split(wanted, dataset)
+    left = tune.without_test(dataset, wanted, 0.2)
     assert left.client is not None
     for client, train in enumerate(split.train):
         mine = left.x[left.client == client, 0].astype(int)  # type: ignore[call-overload]
@@ -53,25 +53,25 @@ def test_a_trial_s_rows_are_the_clients_training_rows(seed: int) -> None:
     assert not seen & tested
     inner = partitions.split(partitions.partition(left.y, 3, 0, natural(0.2), seed, left.client), seed, 0.2)
     aside = np.sort(left.x[np.concatenate(inner.test), 0])  # type: ignore[call-overload]
-    assert np.array_equal(aside, np.sort(left.x_test[:, 0])), "the global model is judged on the same rows"  # type: ignore[call-overload]
+    assert np.array_equal(aside, np.sort(left.x_test[:, 0])), "the global model is evaluated on the same examples"  # type: ignore[call-overload]
 
 
 def natural(share: float) -> partitions.Partitioning:
     return partitions.Partitioning("natural", test=share)
 
 
-def scores(folder: Path, rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[tune.Tuned, list[float | None]]:
-    monkeypatch.setattr(tune, "as_dataset", lambda experiment, given: rows)
+def scores(folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[tune.Tuned, list[float | None]]:
+    monkeypatch.setattr(tune, "as_dataset", lambda experiment, given: dataset)
     selection = Selection(seeds=(0,), words=WORDS)
-    found = tune.trials("fedprox", CONDITION, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, selection, 0.2)
-    every = [cell for trial in found for cell in trial.cells]
-    sweep = Sweep(every, ResultStore(folder / "results"), folder / "cells", source=tune.TrialData(found, 0.2))
+    trials = tune.trials("fedprox", CONDITION, {"lr": (0.1, 0.5), "method.strength": (0.01, 1.0)}, selection, 0.2)
+    every = [cell for trial in trials for cell in trial.cells]
+    sweep = Sweep(every, ResultStore(folder / "results"), folder / "cells", source=tune.TrialData(trials, 0.2))
     assert sweep.go()
-    return tune.choose(sweep, found, CONDITION, "global"), [tune.score(sweep, trial, "global") for trial in found]
+    return tune.choose(sweep, trials, CONDITION, "global"), [tune.score(sweep, trial, "global") for trial in trials]
 
 
 def test_no_test_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no official test set to read, the clients' test rows are poison: nothing changes."""
+    """There is no official test set, and the clients' test examples are poisoned: nothing changes."""
     clean = numbered()
     expected = scores(tmp_path / "clean", clean, monkeypatch)
     wanted = tune.trials("fedprox", CONDITION, {"lr": (0.1,)}, Selection(seeds=(0,), words=WORDS), 0.2)[0].wanted[0]
@@ -86,10 +86,10 @@ def test_no_test_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_poison_in_a_training_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above could not fail."""
-    rows = numbered()
-    rows.x[:] = np.nan
+    dataset = numbered()
+    dataset.x[:] = np.nan
     with pytest.raises(ConfigError, match="no trial"):
-        scores(tmp_path, rows, monkeypatch)
+        scores(tmp_path, dataset, monkeypatch)
 
 
 def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,8 @@ def test_the_best_is_chosen_written_and_read(tmp_path: Path, monkeypatch: pytest
     assert best.accuracy == max(value for value in each if value is not None)
     path = tmp_path / "tuned.toml"
     other = replace(best, method="ditto", settings={"lr": 0.01, "method.strength": 2.0})
-    for found in (other, replace(best, accuracy=0.1, settings={"lr": 9.0}), best):
-        tune.write(path, found)
+    for tuned in (other, replace(best, accuracy=0.1, settings={"lr": 9.0}), best):
+        tune.write(path, tuned)
     entries = tune.read(path)
     assert [(entry["method"], entry["accuracy"]) for entry in entries] == [
         ("ditto", pytest.approx(best.accuracy, abs=1e-5)),
@@ -132,7 +132,7 @@ def test_two_tunings_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("x = 1", "no entry"),
         ("[[tuned]]\nmethod = 'fedavg'", "lacks its"),
@@ -140,9 +140,9 @@ def test_two_tunings_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         ("x = ", "is not what fedrane tune writes"),
     ],
 )
-def test_a_file_that_tune_has_not_written_is_refused(tmp_path: Path, content: str, told: str) -> None:
+def test_a_file_that_tune_has_not_written_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "tuned.toml").write_text(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         tune.read(tmp_path / "tuned.toml")
 
 
@@ -155,18 +155,18 @@ def test_settings_of_a_method_that_lies_elsewhere_are_read(tmp_path: Path) -> No
 def test_a_tuned_alpha_wins_over_the_others(tmp_path: Path) -> None:
     entries = [{"method": "fedavg", "dataset": "digits", "alpha": a, "settings": {"lr": a}} for a in (0.1, 5.0)]
     target = targets("table-gfl")[0]
-    rates = [
+    lrs = [
         cells(target, Selection(("digits",), (a,), ("fedavg",), (0,), tuned=tuple(entries)))[0].settings["lr"]
         for a in (0.1, 5.0)
     ]
-    assert rates == [0.1, 5.0]
+    assert lrs == [0.1, 5.0]
 
 
 def test_a_trial_never_passes_for_a_cell_of_the_table() -> None:
     selection = Selection(seeds=(0,), words=WORDS)
     (trial,) = tune.trials("fedavg", CONDITION, {"lr": (0.1,)}, selection, 0.2)
     (cell,) = cells(targets("table-gfl")[0], Selection(("digits",), (0.5,), ("fedavg",), (0,), WORDS))
-    assert trial.wanted[0] == cell.experiment, "they stand for the same experiment"
+    assert trial.wanted[0] == cell.experiment, "they are the same experiment"
     assert trial.cells[0].key != cell.key
 
 
@@ -193,9 +193,9 @@ def test_a_word_takes_the_place_of_a_key_s_values_in_the_grid() -> None:
         "lr": ("0.2",),
         "method.strength": (0.1, 0.5, 1.0, 2.0),
     }
-    for own in (("lr=1,2",), ("method.strength=1", "method.strength=2")):
+    for grid in (("lr=1,2",), ("method.strength=1", "method.strength=2")):
         with pytest.raises(ConfigError, match="a key is set once"):
-            tune.grid_of("fedprox", own, ("lr=0.3",))
+            tune.grid_of("fedprox", grid, ("lr=0.3",))
     with pytest.raises(ConfigError, match="a key has one value"):
         tune.trials("fedprox", CONDITION, {"lr": (0.1,)}, Selection(words=(*WORDS, "lr=0.3")), 0.2)
 
@@ -217,7 +217,7 @@ def test_a_field_that_a_word_leaves_without_effect_is_not_tuned(method: str, wor
 
 
 def test_a_trial_s_own_partition_is_not_held_against_the_words() -> None:
-    """The clients of a trial's rows are given; what was set of the partition has decided on them before."""
+    """A trial's examples have their clients already; the partition's settings were used before."""
     selection = Selection(seeds=(0,), words=(*WORDS, "partition.minimum=12"))
     (trial,) = tune.trials("fedavg", Condition("digits", 0.1), {"lr": (0.1,)}, selection, 0.2)
     experiment = trial.cells[0].experiment
@@ -230,6 +230,6 @@ def test_every_grid_is_of_fields_and_can_be_tried() -> None:
     from fedrane import methods
 
     for name, entry in methods.METHODS.items():
-        for field, values in entry.kind.grid.items():
+        for field, values in entry.cls.grid.items():
             for value in values:
-                assert getattr(entry.kind(**{**entry.preset, field: value}), field) == value, (name, field)
+                assert getattr(entry.cls(**{**entry.preset, field: value}), field) == value, (name, field)

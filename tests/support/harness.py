@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedrane.training.run_folder import CALIBRATION, CONFIG, METADATA, METRICS, PARTITION, SUMMARY, TIMINGS
 
 DRIVER = Path(__file__).parent.parent / "process" / "driver.py"
-USER_METHOD = Path(__file__).parent.parent / "process" / "own.py"
+USER_METHODS = Path(__file__).parent.parent / "process" / "user_methods.py"
 """A user's own method and network."""
 FEDRANE = Path(sys.executable).with_name("fedrane")
 PATIENCE = 300.0

@@ -139,7 +139,7 @@ def test_personal_probabilities_are_near_the_truth() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_model_of_every_method_is_calibrated(name: str) -> None:
-    result = conformance.trained(METHODS[name].kind(**METHODS[name].preset), rounds=2)
+    result = conformance.trained(METHODS[name].cls(**METHODS[name].preset), rounds=2)
     assert set(result.calibration) == set(result.algorithm.models_on(result.task))
     assert all(math.isfinite(each.temperature) and each.temperature > 0 for each in result.calibration.values())
 

@@ -28,7 +28,8 @@ from fedrane.report.runs import gather
 from fedrane.testing.conformance import blobs, network, states
 from fedrane.training import loop, run_folder, sessions
 from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
-from harness import USER_METHOD
+from harness import USER_METHODS
+from harness import USER_METHODS
 from problems import Listener, dense, quick
 
 
@@ -337,7 +338,7 @@ def test_states_of_another_version_are_one_clear_error(method: str, lost: str, t
 def user_method(tmp_path: Path, **changes: Any) -> tuple[Path, Experiment]:
     """A file with a method and a network, and an experiment that names both."""
     file = tmp_path / "own.py"
-    file.write_text(USER_METHOD.read_text())
+    file.write_text(USER_METHODS.read_text())
     named = {"method": f"{file}:Gliding", "model": f"{file}:network", "model_head": "classifier"}
     return file, quick(**(named | {"rounds": 3} | changes))
 
@@ -352,7 +353,7 @@ def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
     """Accepted, the new code runs, also in the process that has loaded the old; each version's copy is kept."""
     file, e = user_method(tmp_path)
     stopped(e, tmp_path / "run")
-    file.write_text(USER_METHOD.read_text().replace("1 / (1 + length)", "0.0"))
+    file.write_text(USER_METHODS.read_text().replace("1 / (1 + length)", "0.0"))
     with pytest.raises(
         CheckpointError, match=r"the method's file \S+own\.py and the network's file \S+own\.py changed"
     ):
@@ -361,7 +362,7 @@ def test_a_method_that_was_edited_stops_a_resume(tmp_path: Path) -> None:
     result = fedrane.resume(tmp_path / "run", accept_changes=True, stop=lambda: True)
     same_bytes(result.server.model.params, before.model.params)
     copies = [path.read_text() for path in (tmp_path / "run" / "code").glob("own-*.py")]
-    assert sorted(copies) == sorted([USER_METHOD.read_text(), file.read_text()])
+    assert sorted(copies) == sorted([USER_METHODS.read_text(), file.read_text()])
 
 
 def test_a_folder_holds_the_code_it_was_made_with(tmp_path: Path) -> None:
@@ -448,7 +449,7 @@ def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> 
     file, e = user_method(tmp_path, method="fedavg")
     fedrane.run(e, tmp_path / "run")
     config, other = tmp_path / "run" / "config.toml", tmp_path / "elsewhere.py"
-    other.write_text(USER_METHOD.read_text())
+    other.write_text(USER_METHODS.read_text())
     text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
     config.write_text(text)
     metadata = json.loads((tmp_path / "run" / METADATA).read_text())

@@ -63,12 +63,12 @@ def partition_command(
 ) -> None:
     """Show how an experiment's examples are spread over its clients, without training."""
     experiment = experiment_of(settings, data_root)
-    rows = as_dataset(experiment, None)
-    experiment, unused = settled(experiment, rows, False, False)
+    dataset = as_dataset(experiment, None)
+    experiment, unused = settled(experiment, dataset, False, False)
     console = console_for(False)
     note(unused)
-    partition = make_partition(experiment, rows)
-    counts = partition.counts(rows.y, len(rows.classes))
+    partition = make_partition(experiment, dataset)
+    counts = partition.counts(dataset.y, len(dataset.classes))
     held = (counts > 0).sum(1)
     how = experiment.partition
     title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
@@ -82,8 +82,8 @@ def partition_command(
     if plot:
         from fedrane.report.partition_plot import draw  # matplotlib is slow to import
 
-        draw(partition, rows.y, rows.classes, plot, title)
+        draw(partition, dataset.y, dataset.classes, plot, title)
         print_message(console, f"plot: {plot}")
     if save:
-        partitions.save(partition, save, dataset=rows.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
+        partitions.save(partition, save, dataset=dataset.name, kind=how.kind, alpha=how.alpha, seed=experiment.seed)
         print_message(console, f"saved: {save}; use it again with partition.file={save}")

@@ -23,7 +23,7 @@ def methods_command(
     if as_json:
         for key, entry in chosen.items():
             line: dict[str, Any] = {"name": key, "summary": entry.summary, "venue": entry.venue, "year": entry.year}
-            line |= {"category": entry.category, "models": entry.kind.models, "fields": entry.fields}
+            line |= {"category": entry.category, "models": entry.cls.models, "fields": entry.fields}
             write_line(json.dumps(line) + "\n")
         return
     table = plain_table("method", "published", "models", "what it is")
@@ -44,9 +44,9 @@ def check_command(method: Annotated[str, typer.Argument(help="A method's name, o
     """Test a method, yours or one of ours, against the laws that every method must keep."""
     console = console_for(False)
     entry = methods.find(method)
-    found = []
-    for verdict in conformance.verdicts(entry.kind(**entry.preset)):
-        found.append(verdict)
+    verdicts = []
+    for verdict in conformance.verdicts(entry.cls(**entry.preset)):
+        verdicts.append(verdict)
         title = conformance.title(verdict.law)
         text = f"[green]holds[/]  {title}"
         if verdict.problem:
@@ -54,7 +54,7 @@ def check_command(method: Annotated[str, typer.Argument(help="A method's name, o
         if verdict.again:
             text = f"[yellow]not run[/]  {title}: the same error"
         console.print(text, highlight=False, soft_wrap=True)
-    held, blocked = sum(not v.problem for v in found), sum(v.again for v in found)
-    console.print(f"{held} of {len(found)} laws hold" + (f", {blocked} could not be run" if blocked else ""))
-    if held < len(found):
+    held, blocked = sum(not v.problem for v in verdicts), sum(v.again for v in verdicts)
+    console.print(f"{held} of {len(verdicts)} laws hold" + (f", {blocked} could not be run" if blocked else ""))
+    if held < len(verdicts):
         raise typer.Exit(1)

@@ -53,7 +53,7 @@ class Lines(Messages):
         self.message(text)
 
 
-class Live(Messages):
+class LiveProgress(Messages):
     """A progress bar with the accuracies, the speed and the time left."""
 
     def __init__(self, console: Console, label: str = "") -> None:
@@ -75,10 +75,10 @@ class Live(Messages):
         self.progress.start()
 
     def round(self, record: Metrics) -> None:
-        for whose in (GLOBAL, PERSONAL):
-            if f"{whose}/accuracy" in record:
-                self.last[whose] = percent(record[f"{whose}/accuracy"])
-        state = "  ".join(f"{whose} [bold]{value}[/]" for whose, value in self.last.items())
+        for model in (GLOBAL, PERSONAL):
+            if f"{model}/accuracy" in record:
+                self.last[model] = percent(record[f"{model}/accuracy"])
+        state = "  ".join(f"{model} [bold]{value}[/]" for model, value in self.last.items())
         self.progress.update(self.task, completed=record["round"], state=f"{state}  [dim]{speed(record)}[/]")
 
     def end(self, result: Result) -> None:
@@ -140,12 +140,12 @@ class TensorBoard(Callback):
 
 
 def headline(experiment: Experiment, federation: Federation) -> str:
-    e, rows = experiment, sum(len(r) for r in federation.split.train)
+    e, examples = experiment, sum(len(r) for r in federation.split.train)
     alpha = f" α {e.partition.alpha:g}" if uses_alpha(e.partition) else ""
     return (
         f"[bold]{escape(e.method_name)}[/] on {escape(e.dataset)}: {e.clients} clients ({e.partition.kind}{alpha}, "
-        f"{rows:,} training examples), {escape(e.model)}, {count(e.rounds, 'round')} of {count(e.epochs, 'epoch')}, "
-        f"lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
+        f"{examples:,} training examples), {escape(e.model)}, {count(e.rounds, 'round')} of "
+        f"{count(e.epochs, 'epoch')}, lr {e.lr:g}, batch {e.batch}, seed {e.seed}, {e.device}"
     )
 
 
@@ -155,18 +155,18 @@ def watching(
 ) -> Iterator[list[Callback]]:
     """The callbacks that print a run. ``label`` precedes its lines; ``fields`` are added to its JSON objects."""
     watch: list[Callback] = [TensorBoard(board)] if board else []
-    mask: Live | None = None
+    bar: LiveProgress | None = None
     if as_json:
         watch.append(JsonLines(write_line, fields))
     elif quiet:
         watch.append(Messages(console))
     elif console.is_terminal:
-        mask = Live(console, label)
-        watch.append(mask)
+        bar = LiveProgress(console, label)
+        watch.append(bar)
     else:
         watch.append(Lines(console, label))
     try:
         yield watch
     finally:
-        if mask:
-            mask.close()
+        if bar:
+            bar.close()

@@ -129,16 +129,16 @@ def _experiments(words: Sequence[str] | None, names: str, data_root: str) -> dic
 
     def share(given: dict[str, str]) -> dict[str, dict[str, str]]:
         if NAME in given:
-            found = f"method={given[NAME]} with --methods"
-            raise ConfigError(found, "compare takes its methods from --methods", "Name them all there")
-        shared, own = addressed(given, labels, KEYS)
-        for label, key in ((label, key) for label, mine in own.items() for key in mine):
+            conflict = f"method={given[NAME]} with --methods"
+            raise ConfigError(conflict, "compare takes its methods from --methods", "Name them all there")
+        shared, per_label = addressed(given, labels, KEYS)
+        for label, key in ((label, key) for label, mine in per_label.items() for key in mine):
             if key in comparison.SAME or key.startswith("partition."):
                 raise ConfigError(
-                    f"{label}.{key}={own[label][key]}",
+                    f"{label}.{key}={per_label[label][key]}",
                     "all methods are compared on the same examples, clients and cohorts",
                     f"Set {key} for all of them",
                 )
-        return {label: {**shared, NAME: name, **own[label]} for label, name in labels.items()}
+        return {label: {**shared, NAME: name, **per_label[label]} for label, name in labels.items()}
 
     return experiments_of(words, share, data_root)

@@ -115,13 +115,13 @@ def reproduce_command(
     store = ResultStore(results)
     sweeps = [(each, Sweep(cells(each, selection), store, out / "cells", missing, retry)) for each in wanted]
     if tuned:
-        rows = {
+        titles = {
             cell.row.title: None
             for _, sweep in sweeps
             for cell in sweep.cells
             if best_settings(selection.tuned, cell.row.name, cell.condition)
         }
-        print_message(console, f"settings of {tuned}: {', '.join(rows) or 'none fits'}")
+        print_message(console, f"settings of {tuned}: {', '.join(titles) or 'none fits'}")
     if dry_run:
         _dry_run(console, sweeps, out, measuring, as_json)
         return
@@ -178,7 +178,7 @@ def tune_command(
         raise ConfigError(f"{name} is not on this machine", remedy=f"Get it with {how}")
     conditions = [Condition(name, number) for name in datasets for number in _numbers(alpha, "--alpha", needed=True)]
     for method in tuned_methods:
-        if measure != tune.BOTH and measure not in methods.find(method).kind.models:
+        if measure != tune.BOTH and measure not in methods.find(method).cls.models:
             raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
     store = ResultStore(results / "tune")
     with tune.open_for_more(tuned):
@@ -195,9 +195,9 @@ def tune_command(
         for condition in conditions
     ]
     with Stop(console).listening() as stop:
-        for method, condition, found in planned:
-            every = [cell for trial in found for cell in trial.cells]
-            sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.TrialData(found, validation))
+        for method, condition, trials in planned:
+            every = [cell for trial in trials for cell in trial.cells]
+            sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.TrialData(trials, validation))
             if not sweep.go(_watch(console, quiet), stop, _logger(console, sweep, quiet)):
                 print_message(console, f"stopped; the same command goes on ({results})")
                 raise typer.Exit(INTERRUPTED)
@@ -207,12 +207,12 @@ def tune_command(
                 )
                 continue
             try:
-                best = tune.choose(sweep, found, condition, measure)
+                best = tune.choose(sweep, trials, condition, measure)
             except ConfigError as error:  # the other methods can still be tuned
                 print_message(console, str(error))
                 failed = True
                 continue
-            _show_trials(console, sweep, found, best)
+            _show_trials(console, sweep, trials, best)
             tune.write(tuned, best)
             written = True
     if written:
@@ -226,10 +226,10 @@ def tune_command(
 
 def _names(text: str, option: str, needed: bool = False) -> tuple[str, ...]:
     """Each name once. An empty text gives none, unless one is needed."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not found and (text or needed):
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names and (text or needed):
         raise ConfigError(f"{option} {text!r}", "it names nothing", "Write names, comma-separated")
-    return found
+    return names
 
 
 def _numbers(text: str, option: str, needed: bool = False) -> tuple[float, ...]:
@@ -315,9 +315,9 @@ def _show(
     print_message(console, f"{target.name}: {_status(counts(sweep))}; {out / target.name}.md, .csv, .tex{pictures}")
 
 
-def _status(found: dict[str, int]) -> str:
+def _status(numbers: dict[str, int]) -> str:
     words = {WAITING: "to run", ABSENT: "without their dataset", UNKNOWN: "of an unknown method"}
-    return ", ".join(f"{number} {words.get(state, state)}" for state, number in found.items())
+    return ", ".join(f"{number} {words.get(state, state)}" for state, number in numbers.items())
 
 
 def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
@@ -328,9 +328,9 @@ def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
     return line | {name: record.get(name) for name in (GLOBAL, PERSONAL, "seconds", "device", "version")}
 
 
-def _show_trials(console: Console, sweep: Sweep, found: Sequence[tune.Trial], best: tune.Tuned) -> None:
-    table = plain_table(*found[0].values, "validation accuracy")
-    for trial in found:
+def _show_trials(console: Console, sweep: Sweep, trials: Sequence[tune.Trial], best: tune.Tuned) -> None:
+    table = plain_table(*trials[0].values, "validation accuracy")
+    for trial in trials:
         value = tune.score(sweep, trial, best.measure)
         result = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)
         chosen = trial.values == best.settings
@@ -375,12 +375,12 @@ def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, 
     for cell in sweep.cells:
         groups.setdefault((cell.condition.dataset, cell.row.title), []).append(cell)
     for (dataset, title), group in groups.items():
-        found = counts(sweep, group)
+        states = counts(sweep, group)
         each = [times[cell.key] for cell in group if cell.key in times]
         known_times = [t for t in each if t is not None]
         seconds = [clock(sum(known_times))] if known_times else []
         time = " + ".join([*seconds, *(["?"] if len(known_times) < len(each) else [])])
-        remark = " (no dataset)" if found.get(ABSENT) else " (unknown method)" if found.get(UNKNOWN) else ""
-        numbers = [str(found.get(state, 0) or "") for state in (WAITING, DONE, FAILED)]
+        remark = " (no dataset)" if states.get(ABSENT) else " (unknown method)" if states.get(UNKNOWN) else ""
+        numbers = [str(states.get(state, 0) or "") for state in (WAITING, DONE, FAILED)]
         table.add_row(escape(dataset), escape(title) + remark, *numbers, time)
     show(console, table)

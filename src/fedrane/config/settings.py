@@ -37,7 +37,7 @@ ALIASES = {
     "random_seed": "seed",
     "wd": "weight_decay",
 }
-"""Names that other libraries use, and the keys they stand for. They are accepted wherever a key is."""
+"""Names that other libraries use, and the keys they stand for. They are accepted everywhere."""
 
 
 class Layer(NamedTuple):
@@ -183,7 +183,7 @@ def _for_another(mine: Mapping[str, Any], owner: str, chosen: str) -> tuple[Sett
     """Split a layer's settings into those that another method can use and those that it cannot, except defaults."""
     old, new = _find(owner), methods.find(chosen)
     method_fields = {key: value for key, value in mine.items() if key.startswith(FIELD) and key != NAME}
-    if old is not None and old.kind is new.kind:
+    if old is not None and old.cls is new.cls:
         # The new name defines the ablation, so the fields that define either of them are dropped.
         ablated = {FIELD + name for name in (*old.preset, *new.preset)}
         return {key: value for key, value in mine.items() if key not in ablated}, {}
@@ -238,7 +238,7 @@ def addressed(
     """Split the settings into those for all methods and, by label, those for one method.
 
     ``LABEL.NAME=value`` sets a field of that method, or one of the experiment's ``keys``. ``others`` are further names,
-    beside those of the methods, that are not settings.
+    in addition to those of the methods, that are not settings.
     """
     shared: dict[str, str] = {}
     for_one: dict[str, dict[str, str]] = {label: {} for label in labels}
@@ -285,13 +285,13 @@ def _require_all(key: str, value: str, labels: Mapping[str, str]) -> None:
 
 def _fields(name: str) -> list[str]:
     method = _find(name)
-    return [f.name for f in fields(method.kind)] if method else []
+    return [f.name for f in fields(method.cls)] if method else []
 
 
 def unknown_field(field: str, name: str, method_class: type[Algorithm]) -> ConfigError:
     """Return the error for a field that a method does not have; it lists the methods that do."""
     known = [f"{FIELD}{f.name}" for f in fields(method_class)]
-    having = [other for other, method in methods.METHODS.items() if field in {f.name for f in fields(method.kind)}]
+    having = [other for other, method in methods.METHODS.items() if field in {f.name for f in fields(method.cls)}]
     elsewhere = f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
     remedy = nearest(FIELD + field, known) if known else "It has no fields"
     return ConfigError(f"unknown key '{FIELD}{field}'", f"{name} has no such field{elsewhere}", remedy)

@@ -20,7 +20,7 @@ LENGTH = 12
 """Hex digits of a digest."""
 
 
-def own_files(experiment: Experiment) -> dict[str, Path]:
+def user_files(experiment: Experiment) -> dict[str, Path]:
     """Return the user's files and folders that an experiment names, by dotted key."""
     code = {"method.name": experiment.method_name, "model": experiment.model}
     named = {key: file for key, name in code.items() if (file := name.rpartition(":")[0]).endswith(".py")}
@@ -34,7 +34,7 @@ def own_files(experiment: Experiment) -> dict[str, Path]:
 
 def contents(experiment: Experiment) -> dict[str, str]:
     """Return a digest of each file and folder that an experiment names, by dotted key."""
-    return {key: digest(path) for key, path in own_files(experiment).items()}
+    return {key: digest(path) for key, path in user_files(experiment).items()}
 
 
 def digest(path: Path) -> str:
@@ -49,34 +49,34 @@ def _digest(path: Path, changed: int, size: int) -> str:
     if path.is_file():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:LENGTH]
-    whole = hashlib.sha256()
+    combined = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         with file.open("rb") as stream:
-            whole.update(f"{file.relative_to(path)}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
-    return whole.hexdigest()[:LENGTH]
+            combined.update(f"{file.relative_to(path)}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
+    return combined.hexdigest()[:LENGTH]
 
 
 # ---- digests of loaded objects, and of those passed from Python
 
 
-def of_dataset(examples: Dataset) -> str:
+def of_dataset(dataset: Dataset) -> str:
     """Return the digest of the examples, labels and classes; it does not depend on how they are stored."""
     arrays = {
-        "x": examples.x,
-        "y": examples.y,
-        "x_test": examples.x_test,
-        "y_test": examples.y_test,
-        "client": examples.client,
+        "x": dataset.x,
+        "y": dataset.y,
+        "x_test": dataset.x_test,
+        "y_test": dataset.y_test,
+        "client": dataset.client,
     }
-    return _of_arrays([*examples.classes], {name: array for name, array in arrays.items() if array is not None})
+    return _of_arrays([*dataset.classes], {name: array for name, array in arrays.items() if array is not None})
 
 
-def of_normalisation(examples: Dataset) -> str:
+def of_normalisation(dataset: Dataset) -> str:
     """Return the digest of the normalisation constants, which may be anything for a dataset passed from Python.
 
     They are rounded to nine digits: if they are computed from the data, the last bits may differ between machines.
     """
-    return _of_arrays([f"{value:.9g}" for value in (*examples.mean, *examples.std)], {})
+    return _of_arrays([f"{value:.9g}" for value in (*dataset.mean, *dataset.std)], {})
 
 
 def of_network(task: Task) -> str:
@@ -100,11 +100,11 @@ def _of_tensors(words: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _of_arrays(words: Iterable[str], arrays: Mapping[str, np.ndarray]) -> str:
-    whole = hashlib.sha256("\0".join(words).encode())
+    combined = hashlib.sha256("\0".join(words).encode())
     for name, array in arrays.items():
-        whole.update(f"\0{name} {array.dtype.str} {array.shape}\0".encode())
-        whole.update(np.ascontiguousarray(array).data if array.size else b"")
-    return whole.hexdigest()[:LENGTH]
+        combined.update(f"\0{name} {array.dtype.str} {array.shape}\0".encode())
+        combined.update(np.ascontiguousarray(array).data if array.size else b"")
+    return combined.hexdigest()[:LENGTH]
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

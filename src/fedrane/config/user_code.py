@@ -87,7 +87,7 @@ def keep(experiment: Experiment, folder: Folder) -> None:
 
     Only the named files are copied, not the local modules that they import.
     """
-    for key, file in sources.own_files(experiment).items():
+    for key, file in sources.user_files(experiment).items():
         if key in KEYS:
             write_atomically(_copy(folder, file, sources.digest(file)), file.read_bytes())
 
@@ -96,9 +96,9 @@ def _copy(folder: Folder, file: Path, digest: str) -> Path:
     return folder.path / CODE / f"{file.stem}-{digest}.py"
 
 
-def recorded(facts: Mapping[str, Any]) -> dict[str, str]:
+def recorded(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the recorded digests of a run's inputs: from its start, or from the last accepted change."""
-    return {key: digest for name in DIGESTS for key, digest in facts.get(name, {}).items()}
+    return {key: digest for name in DIGESTS for key, digest in metadata.get(name, {}).items()}
 
 
 def now(folder: Folder) -> dict[str, str]:

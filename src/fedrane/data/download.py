@@ -102,7 +102,7 @@ def get(
 ) -> str:
     """Download a known dataset into the data root, and return one sentence on what was done.
 
-    An incomplete file is kept beside its final path as ``….part``, and the next call resumes it. Only a complete file
+    An incomplete file is kept next to its final path as ``….part``, and the next call resumes it. Only a complete file
     with a wrong checksum is deleted.
     """
     if name == catalogue.DIGITS:
@@ -131,9 +131,9 @@ def _silent(done: int, total: int | None, label: str) -> None:
 
 def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
     part = folder / f"{remote.name}.part"
-    if not _is_whole(part, remote.md5):  # it is complete if only unpacking failed before
+    if not _is_complete(part, remote.md5):  # it is complete if only unpacking failed before
         _download(remote, part, progress)
-        if not _is_whole(part, remote.md5):
+        if not _is_complete(part, remote.md5):
             part.unlink()
             raise DataError(
                 f"the download of {remote.url} is corrupt: its MD5 is not {remote.md5}",
@@ -147,7 +147,7 @@ def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
         part.replace(folder / remote.name)
 
 
-def _is_whole(part: Path, md5: str) -> bool:
+def _is_complete(part: Path, md5: str) -> bool:
     if not part.exists():
         return False
     with part.open("rb") as stream:

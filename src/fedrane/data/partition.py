@@ -96,7 +96,7 @@ class Partitioning:
         _check_test_share(self.test)
 
     def resolved(self, natural: bool) -> Partitioning:
-        """Replace ``auto``: ``natural`` says whether the data name their clients."""
+        """Replace ``auto``: ``natural`` is whether the data name their clients."""
         return replace(self, kind="natural" if natural else "dirichlet") if self.kind == "auto" else self
 
 
@@ -170,7 +170,7 @@ def _natural(client: NDArray[np.int64] | None, clients: int) -> Partition:
         raise DataError(
             "partition.kind=natural, but this dataset names no clients",
             "only data that name their clients have a natural partition",
-            "Use another kind, for instance partition.kind=dirichlet",
+            "Use another one, for instance partition.kind=dirichlet",
         )
     names, owner, sizes = np.unique(client, return_inverse=True, return_counts=True)
     _check_clients(len(names), clients, "The dataset")
@@ -191,8 +191,8 @@ def _of_owners(owner: NDArray[np.int64], clients: int) -> Partition:
     return Partition(tuple(np.split(examples, ends[:-1])))
 
 
-# The kinds below decide only how many examples of each class (``per_class``) each client gets, as a matrix of
-# clients × classes. Which examples these are is drawn afterwards, by the same code for all kinds.
+# The functions below decide only how many examples of each class (``per_class``) each client gets, as a matrix of
+# clients × classes. Which examples these are is drawn afterwards, by the same code for all of them.
 
 
 def _iid(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
@@ -361,8 +361,8 @@ def load(path: str | os.PathLike[str], examples: int) -> Partition:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             flat, offsets, meta = file["examples"], file["offsets"], json.loads(str(file["meta"]))
         made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
-        whole = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
-        if not whole or (np.diff(offsets) < 0).any():
+        valid = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
+        if not valid or (np.diff(offsets) < 0).any():
             raise ValueError("its offsets do not match its examples")
         saved = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
     except Exception as error:  # on broken bytes, the readers of zip, arrays and JSON raise almost anything

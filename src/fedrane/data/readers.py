@@ -242,7 +242,7 @@ def _dataset(
     client: Array | None,
     names: Sequence[str] | None = None,
 ) -> Dataset:
-    """Build the dataset from arrays, whatever their source."""
+    """Build the dataset from arrays of any source."""
     x = as_inputs(train[0], f"{where}: x")
     labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
     y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
@@ -273,7 +273,7 @@ def as_inputs(x: Array, what: str) -> Array:
             raise DataError(
                 f"{what} has {x[row, column]} in row {row}, column {column}",
                 "a table must contain finite numbers that fit in float32",
-                "Fill in or remove such rows",
+                "Fill in or remove such examples",
             )
         return table
     images = x if x.dtype == np.uint8 else _bytes(x, what)
@@ -320,7 +320,7 @@ def _labels(
     columns = [_column(part, f"{where}: y") for part in parts]
     named = {column.dtype.kind == "U" for column in columns}
     if len(named) > 1:
-        raise DataError(f"{where}: y and y_test mix numbers and names", "both must have the same kind of labels")
+        raise DataError(f"{where}: y and y_test mix numbers and names", "both must have labels of the same type")
     different, codes = np.unique(np.concatenate(columns), return_inverse=True)
     if names is None:
         names, indices = [str(value) for value in different.tolist()], np.arange(len(different))

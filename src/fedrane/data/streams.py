@@ -81,11 +81,11 @@ def permutation(n: int, seed: int, *where: int | str) -> NDArray[np.int64]:
     return _orders(n, [_name(seed, where)]).reshape(n)
 
 
-def permutations(n: int, many: int, seed: int, wheres: list[tuple[int | str, ...]]) -> NDArray[np.int64]:
+def permutations(n: int, count: int, seed: int, wheres: list[tuple[int | str, ...]]) -> NDArray[np.int64]:
     """Return, for each ``where``, the permutations of the streams ``(*where, 0)``, ``(*where, 1)``, …."""
     names = (_name(seed, where).removesuffix("]") for where in wheres)
-    orders = _orders(n, [f"{name}, {number}]" for name in names for number in range(many)])
-    return orders.reshape(len(wheres), many, n)
+    orders = _orders(n, [f"{name}, {number}]" for name in names for number in range(count)])
+    return orders.reshape(len(wheres), count, n)
 
 
 def _orders(n: int, names: list[str]) -> NDArray[np.int64]:

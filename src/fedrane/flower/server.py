@@ -219,7 +219,7 @@ def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any
     metadata = folder.read_metadata()
     elsewhere = "Choose another folder: flwr run --run-config 'out=\"…\"'"
     if changed := sources.changed(metadata.get("sources", {}), _code_digests(config)):
-        files = " and ".join(str(sources.own_files(config.experiment)[key]) for key in changed)
+        files = " and ".join(str(sources.user_files(config.experiment)[key]) for key in changed)
         raise CheckpointError(f"{files} changed since the run in {folder.path} began", "it would be another", elsewhere)
     user_code.remember(config.experiment)
     with user_code.opened(folder) as experiment:

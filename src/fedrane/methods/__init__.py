@@ -36,7 +36,7 @@ from fedrane.methods.spherefed import SphereFed
 class Method:
     """An entry of the registry: a class, preset values of its fields, and its publication."""
 
-    kind: type[Algorithm]
+    cls: type[Algorithm]
     venue: str
     year: int | None = None
     preset: Mapping[str, Any] = field(default_factory=dict)
@@ -44,17 +44,17 @@ class Method:
     @property
     def fields(self) -> dict[str, Any]:
         """Its hyper-parameters and their default values."""
-        return {f.name: getattr(self.kind(**self.preset), f.name) for f in fields(self.kind)}
+        return {f.name: getattr(self.cls(**self.preset), f.name) for f in fields(self.cls)}
 
     @property
     def category(self) -> str:
         """``global``, ``personal`` or ``both``: which models it has."""
-        return "both" if len(self.kind.models) > 1 else self.kind.models[0]
+        return "both" if len(self.cls.models) > 1 else self.cls.models[0]
 
     @property
     def summary(self) -> str:
         preset = ", ".join(f"{key}={value}" for key, value in self.preset.items())
-        return (self.kind.__doc__ or "").strip().splitlines()[0] + (f" With {preset}." if preset else "")
+        return (self.cls.__doc__ or "").strip().splitlines()[0] + (f" With {preset}." if preset else "")
 
 
 METHODS: dict[str, Method] = {
@@ -83,9 +83,9 @@ def find(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     if loading.is_reference(name):
-        return Method(_load(name, loading.version(name)), "own")
+        return Method(_load(name, loading.version(name)), "user")
     if name in _installed():
-        return Method(_load(_installed()[name], ""), "own")
+        return Method(_load(_installed()[name], ""), "user")
     remedy = nearest(name, known()) + ", or your own file: method=path.py:Class"
     raise ConfigError(f"method={name!r} is not known", remedy=remedy)
 
@@ -105,7 +105,7 @@ def name_of(algorithm: Algorithm) -> str:
     matches = [
         (len(entry.preset), name)
         for name, entry in METHODS.items()
-        if entry.kind is cls and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
+        if entry.cls is cls and all(getattr(algorithm, key) == value for key, value in entry.preset.items())
     ]
     if matches:
         longest = max(length for length, _ in matches)

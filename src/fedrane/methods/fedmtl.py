@@ -1,6 +1,6 @@
 """FedMTL: Smith et al., "Federated Multi-Task Learning" (MOCHA), NeurIPS 2017. A primal reading for networks.
 
-The clients' models are the columns of W, and a matrix Ω says how N tasks are related. With Ω positive definite of
+The clients' models are the columns of W, and a matrix Ω describes how N tasks are related. With Ω positive definite of
 trace 1, W and Ω are learnt in turn on
 
     Σ_k f_k(w_k) + (λ/N) tr(W Ω⁻¹ Wᵀ).
@@ -68,7 +68,7 @@ class FedMTL(Algorithm):
         precision = torch.linalg.solve(omega, me.to(omega.dtype)).to(task.dtype)
         others = torch.where(me, 0, precision)
         pull = {name: torch.tensordot(others, rows, 1) for name, rows in server.extra["rows"].items()}
-        return State(Model({}, {}), {"pull": pull, "own": precision[client.index]})
+        return State(Model({}, {}), {"pull": pull, "precision": precision[client.index]})
 
     def start(self, task: Task, ctx: Context) -> Model:
         return ctx.client_state.model
@@ -77,7 +77,7 @@ class FedMTL(Algorithm):
         loss, outcome = super().objective(task, ctx, model, batch)
         pull = ctx.down.extra["pull"]
         here = {name: model.params[name] for name in pull}
-        penalty = ctx.down.extra["own"] * tree.dot(here, here) + 2 * tree.dot(here, pull)
+        penalty = ctx.down.extra["precision"] * tree.dot(here, here) + 2 * tree.dot(here, pull)
         return loss + self.strength / ctx.client.population * penalty, outcome
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:

@@ -84,8 +84,8 @@ class FedRANE(Algorithm):
         loss = self.augmented * self._loss(net, augmented, batch) + (1 - self.augmented) * plain
         before, after = (net.part("project", each) if self.projection else each for each in (z, augmented))
         cd = discrimination(before, after, batch.mask, self.temperature)
-        facts = {"loss": loss, "cd": cd, **graph.facts(relations, batch.y, batch.mask)}
-        return loss + self.contrast * cd, Outcome(net.stats, facts)
+        metrics = {"loss": loss, "cd": cd, **graph.statistics(relations, batch.y, batch.mask)}
+        return loss + self.contrast * cd, Outcome(net.stats, metrics)
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         if not self.gne:

@@ -83,6 +83,6 @@ class PFedMe(Algorithm):
         averaged, record = super().aggregate(task, server, ups, cohort)
         params = tree.move(server.model.params, ups.model.params, self.blend * sample_ratio(cohort))
         if int(cohort.round.min()) == 1:
-            rates = f"method.inner_lr={self.inner_lr} and method.outer_lr={self.outer_lr}"
-            record["messages"] = [f"pFedMe uses its own learning rates, {rates}; lr and its schedule are not used"]
+            lrs = f"method.inner_lr={self.inner_lr} and method.outer_lr={self.outer_lr}"
+            record["messages"] = [f"pFedMe uses its own learning rates, {lrs}; lr and its schedule are not used"]
         return averaged._replace(model=Model(params, averaged.model.stats)), record

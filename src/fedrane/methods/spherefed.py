@@ -1,6 +1,6 @@
 """SphereFed: Dong, Zhang, Li & Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
 
-Features z lie on the unit sphere. The classifier W, random and orthonormal, is fixed and the same for all clients. The
+Features z are on the unit sphere. The classifier W, random and orthonormal, is fixed and the same for all clients. The
 body is trained with the squared error ½‖Wz − e_y‖² and averaged as in FedAvg.
 
 After the last round the global model's classifier is calibrated in closed form. Each client uploads two sums over its
@@ -8,7 +8,7 @@ examples, with the features of the global model in evaluation mode, and the serv
 
     (Σ z zᵀ + ρ I) Wᵀ = Σ z e_yᵀ,
 
-ridge regression on the examples of all clients, however they are partitioned.
+ridge regression on the examples of all clients, for any partition.
 
 *Deviations*: no code of the authors was found. ρ keeps the system solvable if Σ z zᵀ is singular. The server and the
 personal models keep the fixed head; the calibrated one is stored separately and replaces it in the global model. With

@@ -1,1 +1,1 @@
-"""Mathematics shared by methods: each function stands on its own, on plain tensors."""
+"""Mathematics shared by methods: independent functions of plain tensors."""

@@ -1,7 +1,8 @@
-"""Core models that clients mix, where all of the others' come down in a round or only some.
+"""APPLE's core models: a client mixes them, and downloads all of the others' in a round, or some of them.
 
-``down`` holds the cores that came and ``which`` they are; ``own``, where not all come, the last copy of each, and
-how often each was ``had``. Mixing, keeping and choosing are for a client's hooks: no generator, no branch on data.
+``down`` has the cores that were sent and their indices ``which``. With limited downloads the client state has the last
+copy of each core and the count ``had`` of its downloads. Client hooks call these functions: no generator, no branch on
+data.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ STREAM = 1 << 20
 
 
 def copies(core: Tensors, count: int) -> Tensors:
-    """So many rows of one core, which take no memory until one of them is replaced."""
+    """``count`` stacked copies of a core, which take no memory until one of them is replaced."""
     return {name: value.expand(count, *value.shape) for name, value in core.items()}
 
 
-def put(rows: T, positions: Tensor, new: T) -> T:
-    """A stack of trees with some of its rows replaced."""
-    return tree.map(lambda old, row: old.index_copy(0, positions, row), rows, new)
+def put(stacked: T, positions: Tensor, new: T) -> T:
+    """A stack of trees with those at ``positions`` replaced."""
+    return tree.map(lambda old, row: old.index_copy(0, positions, row), stacked, new)
 
 
-def next_in_number(clients: Tensor, most: int) -> Tensor:
-    """For each client the numbers of the ``most`` after it, or of all others where there are no more."""
+def next_in_number(clients: Tensor, limit: int) -> Tensor:
+    """For each client the indices of the ``limit`` clients after it, at most of all others."""
     numbers = torch.arange(len(clients), device=clients.device)
-    return (numbers[:, None] + numbers[1 : most + 1]) % len(clients)
+    return (numbers[:, None] + numbers[1 : limit + 1]) % len(clients)
 
 
 def numbers(client: Client) -> Tensor:
@@ -43,29 +44,29 @@ def numbers(client: Client) -> Tensor:
 
 
 def others(client: Client) -> Tensor:
-    """All numbers but the client's own; for the server, since how many those are is read off."""
+    """The indices of all other clients. Only for the server: the shape depends on values."""
     everybody = numbers(client)
     return everybody[everybody != client.index]
 
 
 def mix(ctx: Context, core: Tensors, relation: Tensor) -> Tensors:
-    """Σ_j p_j w_j: the client's own core, those that came down, and of all others the last copies."""
+    """Σ_j p_j w_j over the client's core, those that were sent, and the last copies of the others."""
     which, fresh, kept = ctx.down.extra["which"], ctx.down.extra["cores"], ctx.client_state.extra.get("cores", {})
-    at_hand = torch.cat([ctx.client.index.reshape(1), which])
-    own, rest = relation.index_select(0, at_hand[:1]), torch.where(_among(at_hand, ctx.client), 0, relation)
-    came = relation.index_select(0, which)
-    mixed = {name: own * core[name].flatten() + came @ rows.flatten(1) for name, rows in fresh.items()}
-    mixed |= {name: mixed[name] + rest @ rows.flatten(1) for name, rows in kept.items()}
+    received = torch.cat([ctx.client.index.reshape(1), which])
+    weight, rest = relation.index_select(0, received[:1]), torch.where(_among(received, ctx.client), 0, relation)
+    coefficients = relation.index_select(0, which)
+    mixed = {name: weight * core[name].flatten() + coefficients @ stacked.flatten(1) for name, stacked in fresh.items()}
+    mixed |= {name: mixed[name] + rest @ stacked.flatten(1) for name, stacked in kept.items()}
     return {name: value.reshape(core[name].shape) for name, value in mixed.items()}
 
 
 def first(core: Tensors, client: Client) -> dict[str, Any]:
-    """What a client keeps before any core has come: copies of the one that all start from."""
+    """The client state before the first download: copies of the initial core."""
     return {"cores": copies(core, client.population), "had": torch.zeros_like(numbers(client))}
 
 
 def keep(ctx: Context) -> dict[str, Any]:
-    """The client's copies with those that came in their positions, and how often each has come by now."""
+    """The client's copies, updated with the cores that were sent, and how often each has been sent."""
     down, client_state = ctx.down.extra, ctx.client_state.extra
     return {
         "cores": put(client_state["cores"], down["which"], down["cores"]),
@@ -74,10 +75,10 @@ def keep(ctx: Context) -> dict[str, Any]:
 
 
 def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
-    """As many numbers as came down, for the next round: first those never had, then by chance with weights b^|p|."""
+    """The cores to request next, as many as were sent: first those never sent, then at random with weights b^|p|."""
     client, count = ctx.client, len(ctx.down.extra["which"])
     base = (client.round.double() * count / client.population).clamp(min=LEAST_BASE)
-    # No weight counts beside never having had a core; the noise of a draw stays within 20.
+    # A core that was never sent precedes any weight: the noise of a draw stays within 20.
     logits = relation.abs().double() * base.log() + torch.where(had > 0, 0.0, 1e6)
     return draw(torch.where(numbers(client) == client.index, -torch.inf, logits), count, key)
 
@@ -85,7 +86,7 @@ def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
 def draw(logits: Tensor, count: int, key: Tensor) -> Tensor:
     """``count`` different positions, one after another by the softmax of the ``logits`` that are left.
 
-    With Gumbel noise added the largest logit is such a draw, and the ``count`` largest are that many.
+    With Gumbel noise added, the largest logit is such a draw, and the ``count`` largest are ``count`` draws.
     """
     chance = uniform(key, STREAM, torch.arange(len(logits), device=logits.device)).double() + 2.0**-25  # never 0 or 1
     return (logits - torch.log(-torch.log(chance))).topk(count).indices

@@ -39,7 +39,7 @@ FORMS = ("exact", "paper")
 MAX_PAPER_ALTERNATIONS = 10
 """After more alternations of the paper's form, float64 may have no correct digits left."""
 ATTENTIONS = ("softmax", "dot")
-FACTS = ("degree", "rank", "homophily", "change")
+STATISTICS = ("degree", "rank", "homophily", "change")
 FIELDS = (
     *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
     *("contrast", "temperature", "projection", "augmented", "predict_on"),
@@ -118,7 +118,7 @@ def relations(
     tolerance: float = 1e-4,
     differentiable: bool = True,
 ) -> Relations:
-    """The graph of ``features`` (…, examples, width); ``live`` (…, examples) is the mask.
+    """The graph of ``features`` (…, examples, width); ``mask`` (…, examples) is false for padding.
 
     A graph whose B changes by less than ``tolerance`` stays as it is from then on. The paper's form is computed in
     float64: on batches of tight clusters each of its alternations multiplies rounding errors by about thirteen, and
@@ -237,8 +237,8 @@ def homophily(adjacency: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return share / prior.clamp(min=TINY)
 
 
-def facts(relations: Relations, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The recorded metrics of a graph, by the names in ``FACTS``."""
+def statistics(relations: Relations, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """The recorded metrics of a graph, by the names in ``STATISTICS``."""
     return {
         "degree": mean_degree(relations.adjacency, mask),
         "rank": effective_rank(relations.weights),

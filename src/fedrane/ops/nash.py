@@ -169,11 +169,11 @@ def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
 
     bargains = [a.bargain for a in agreements]
     ridge = max((b.ridge for b in bargains), default=0.0)
-    say = [f"clients {excluded} do not bargain: their deviation is zero or not finite"] if excluded else []
-    say += [f"the clients conflict: the bargain needed a ridge of {ridge:g}"] if ridge else []
-    say += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
+    messages = [f"clients {excluded} do not bargain: their deviation is zero or not finite"] if excluded else []
+    messages += [f"the clients conflict: the bargain needed a ridge of {ridge:g}"] if ridge else []
+    messages += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
     return {
-        "messages": say,
+        "messages": messages,
         "gne/p": each([b.weights for b in bargains]),
         "gne/weights": each([a.weights for a in agreements]),
         "gne/norms": each([a.norms for a in agreements]),

@@ -53,11 +53,15 @@ class Schedule:
         if self.kind not in SCHEDULES:
             raise ConfigError(f"schedule.kind={self.kind!r} is not known", remedy=nearest(self.kind, SCHEDULES))
         if not 0 < self.factor <= 1:
-            raise ConfigError(f"schedule.factor={self.factor}", "the rate is multiplied by it", "Use 0 < factor <= 1")
+            raise ConfigError(
+                f"schedule.factor={self.factor}", "the learning rate is multiplied by it", "Use 0 < factor <= 1"
+            )
         if self.every < 1:
             raise ConfigError(f"schedule.every={self.every}", "it counts rounds", "Use 1 or more")
         if not 0 <= self.floor <= 1:
-            raise ConfigError(f"schedule.floor={self.floor}", "it is a part of the first rate", "Use 0 <= floor <= 1")
+            raise ConfigError(
+                f"schedule.floor={self.floor}", "it is a part of the first learning rate", "Use 0 <= floor <= 1"
+            )
 
     def at(self, round: int, rounds: int) -> float:
         """For rounds 1, 2, …, ``rounds``."""

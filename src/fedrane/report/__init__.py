@@ -55,14 +55,14 @@ def write(
 def _embed(
     lines: Sequence[Line], samples: int, embed: Callable[[Run], Points], log: Callable[[str], None]
 ) -> dict[int, Points | str]:
-    found: dict[int, Points | str] = {}
+    embedded: dict[int, Points | str] = {}
     for number, line in enumerate(lines) if samples else ():
         if not measures.measured(line.first, f"{GLOBAL}/accuracy"):
-            found[number] = "no global model."
+            embedded[number] = "no global model."
             continue
         log(f"t-SNE of {line.name}, seed {line.first.seed}")
         try:
-            found[number] = embed(line.first)
+            embedded[number] = embed(line.first)
         except FedraneError as error:  # without its dataset a run has no t-SNE, but the rest of the page is written
-            found[number] = str(error)
-    return found
+            embedded[number] = str(error)
+    return embedded

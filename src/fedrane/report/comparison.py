@@ -45,8 +45,8 @@ class Cell:
     deviation: float | None
 
     @classmethod
-    def of(cls, summaries: Sequence[Metrics], whose: str, which: str) -> Cell:
-        return cls.over([s[f"{whose}/{which}"][f"{whose}/accuracy"] for s in summaries if f"{whose}/{which}" in s])
+    def of(cls, summaries: Sequence[Metrics], model: str, which: str) -> Cell:
+        return cls.over([s[f"{model}/{which}"][f"{model}/accuracy"] for s in summaries if f"{model}/{which}" in s])
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Cell:
@@ -78,8 +78,8 @@ class Comparison:
     labels: dict[str, str] = field(default_factory=dict)
     """What each label stands for."""
 
-    def cell(self, method: str, whose: str, which: str) -> Cell:
-        return Cell.of(self.runs[method], whose, which)
+    def cell(self, method: str, model: str, which: str) -> Cell:
+        return Cell.of(self.runs[method], model, which)
 
     @property
     def caption(self) -> str:
@@ -94,7 +94,7 @@ class Comparison:
             return f"{statistics.fmean(s['samples_per_second'] for s in summaries):,.0f}" if summaries else "diverged"
 
         return [
-            [name, *(str(self.cell(name, whose, which)) for _, whose, which in COLUMNS), speed(summaries)]
+            [name, *(str(self.cell(name, model, which)) for _, model, which in COLUMNS), speed(summaries)]
             for name, summaries in self.runs.items()
         ]
 
@@ -163,11 +163,11 @@ def compare(
 
 def _summary(folder: Folder) -> Metrics:
     """Checked: it has all that the table reads, as far as the method has such models."""
-    found = folder.read_json(SUMMARY)
+    summary = folder.read_json(SUMMARY)
     try:
-        measured = [(whose, f"{whose}/{which}") for _, whose, which in COLUMNS]
-        numbers = [found[name][f"{whose}/accuracy"] for whose, name in measured if name in found]
-        readable = all(isinstance(number, int | float) for number in [found["samples_per_second"], *numbers])
+        measured = [(model, f"{model}/{which}") for _, model, which in COLUMNS]
+        numbers = [summary[name][f"{model}/accuracy"] for model, name in measured if name in summary]
+        readable = all(isinstance(number, int | float) for number in [summary["samples_per_second"], *numbers])
     except (KeyError, TypeError):
         readable = False
     if not readable:
@@ -175,7 +175,7 @@ def _summary(folder: Folder) -> Metrics:
             f"{folder.path / SUMMARY} is not the summary of a run",
             remedy=f"Remove it: it is written again from {METRICS} when the comparison goes on",
         )
-    return dict(found)
+    return dict(summary)
 
 
 def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
@@ -191,17 +191,19 @@ def _check_apart(experiments: dict[str, Experiment], out: str | Path) -> None:
 
 def _labels(experiments: dict[str, Experiment]) -> dict[str, str]:
     """What each label stands for: its method, and the settings in which it differs from others of that method."""
-    found = {}
+    labels = {}
     for label, experiment in experiments.items():
         if label in methods.known() or loading.is_reference(label):
             continue
         others = [dotted(e.to_dict()) for e in experiments.values() if e.method_name == experiment.method_name]
-        own = dotted(experiment.to_dict())
+        settings = dotted(experiment.to_dict())
         changed = [
-            f"{key.removeprefix('method.')}={own[key]}" for key in own if any(e[key] != own[key] for e in others)
+            f"{key.removeprefix('method.')}={settings[key]}"
+            for key in settings
+            if any(e[key] != settings[key] for e in others)
         ]
-        found[label] = f"{experiment.method_name} ({', '.join(changed)})" if changed else experiment.method_name
-    return found
+        labels[label] = f"{experiment.method_name} ({', '.join(changed)})" if changed else experiment.method_name
+    return labels
 
 
 class _Labelling(Callback):
@@ -232,11 +234,11 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
         raise CheckpointError(
             f"{folder.path}: {deviation}", "it is no plain run of this experiment", "Choose another --out"
         )
-    files = sources.own_files(wanted)
+    files = sources.user_files(wanted)
     for key in sources.changed(metadata.get("sources", {}), sources.contents(wanted)):
         raise CheckpointError(
             f"{files[key]} has changed since the run in {folder.path}",
-            "its results would stand for what it is now",
+            "its results would be taken for those of the present file",
             "Choose another --out",
         )
     config = Experiment.from_dict(values)
@@ -271,6 +273,6 @@ def _from_auto(device: str, inputs: Inputs) -> dict[str, Sequence[str]]:
 def _another(folder: Folder, key: str, was: object, now: object) -> CheckpointError:
     return CheckpointError(
         f"{folder.path} holds a run with {key}={was}, not {now}",
-        "its results would stand for another experiment's",
+        "its results would be taken for another experiment's",
         "Choose another --out",
     )

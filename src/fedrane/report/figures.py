@@ -56,8 +56,8 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
     with clear_errors(folder), mpl.rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in a script that the font does not have
         folder.mkdir(parents=True, exist_ok=True)
-        for number, (_, run) in enumerate(found := measures.partitions(lines)):
-            name = "partition" if len(found) == 1 else f"partition-{number + 1}"
+        for number, (_, run) in enumerate(distinct := measures.partitions(lines)):
+            name = "partition" if len(distinct) == 1 else f"partition-{number + 1}"
             for suffix in SUFFIXES:
                 written.append(folder / f"{name}{suffix}")
                 names = run.classes if run.knows_classes else ("all classes",)
@@ -70,19 +70,19 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
 
 
 def _figures(lines: Sequence[Line], embedded: Embedded) -> Iterator[tuple[str, Figure]]:
-    by_model = [(whose, curves) for whose in MODEL_TYPES if (curves := measures.curves(lines, whose))]
+    by_model = [(model, curves) for model in MODEL_TYPES if (curves := measures.curves(lines, model))]
     if by_model:
         yield "accuracy", _accuracy(lines, by_model)
         yield "cost", _cost(lines, by_model)
         yield "clients", _clients(lines)
-        worst = [(whose, found) for whose in MODEL_TYPES if (found := measures.worst(lines, whose)).who]
+        worst = [(model, clients) for model in MODEL_TYPES if (clients := measures.worst(lines, model)).who]
         if worst and measures.share_partitions(lines):
             yield "worst-clients", _worst(lines, worst)
     if grids := measures.grids(lines, COSINE):
         yield "cosine", _cosines(lines, grids)
     if shares := measures.shares(lines):
         yield "bargain", _bargain(lines, shares)
-    if points := {number: found for number, found in embedded.items() if isinstance(found, Points)}:
+    if points := {number: embedding for number, embedding in embedded.items() if isinstance(embedding, Points)}:
         yield "features", _features(lines, points)
 
 
@@ -103,10 +103,10 @@ def _panels(count: int, columns: int, height: float, extra: float = 0.0) -> tupl
 
 def _accuracy(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
     figure, axes = _panels(len(by_model), 2, 2.6, 0.4)
-    for axis, (whose, curves) in zip(axes, by_model, strict=True):
+    for axis, (model, curves) in zip(axes, by_model, strict=True):
         for curve in curves:
             _rise(axis, curve, curve.rounds.astype(np.float64))
-        axis.set(title=MODELS[whose], xlabel="round", ylabel="accuracy, %")
+        axis.set(title=MODELS[model], xlabel="round", ylabel="accuracy, %")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, lines)
     return figure
@@ -114,14 +114,14 @@ def _accuracy(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curv
 
 def _cost(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
     figure, axes = _panels(2 * len(by_model), 2, 2.4, 0.4)
-    for row, (whose, curves) in enumerate(by_model):
+    for row, (model, curves) in enumerate(by_model):
         for axis, of, scales in ((axes[2 * row], "seconds", style.SECONDS), (axes[2 * row + 1], "sent", style.BYTES)):
             shown = [curve for curve in curves if getattr(curve, of)[-1] > 0]
             scale, unit = style.unit([getattr(curve, of)[-1] for curve in shown], scales)
             for curve in shown:
                 _rise(axis, curve, getattr(curve, of) / scale)
             words = "training time" if of == "seconds" else "sent up and down"
-            axis.set(title=MODELS[whose], xlabel=f"{words}, {unit}", ylabel="accuracy, %")
+            axis.set(title=MODELS[model], xlabel=f"{words}, {unit}", ylabel="accuracy, %")
             axis.set_xlim(left=0)
     _legend(figure, lines)
     return figure
@@ -140,7 +140,12 @@ def _rise(axis: Axes, curve: Curve, x: NDArray[np.float64]) -> None:
 def _legend(figure: Figure, lines: Sequence[Line]) -> None:
     handles = [
         Line2D(
-            [], [], color=style.colour(k), linestyle=DASHES[style.dash(k)], linewidth=1.5, label=style.short(line.name)
+            [],
+            [],
+            color=style.colour(k),
+            linestyle=DASHES[style.dash(k)],
+            linewidth=1.5,
+            label=style.shorten(line.name),
         )
         for k, line in enumerate(lines)
     ]
@@ -151,24 +156,24 @@ def _legend(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def _clients(lines: Sequence[Line]) -> Figure:
-    by_model = [(whose, found) for whose in MODEL_TYPES if (found := measures.clients(lines, whose))]
-    figure, axes = _panels(len(by_model), 2, 0.9 + 0.3 * max(len(found) for _, found in by_model))
-    for axis, (whose, found) in zip(axes, by_model, strict=True):
-        values = [100 * each.accuracy for each in found]
+    by_model = [(model, clients) for model in MODEL_TYPES if (clients := measures.clients(lines, model))]
+    figure, axes = _panels(len(by_model), 2, 0.9 + 0.3 * max(len(clients) for _, clients in by_model))
+    for axis, (model, clients) in zip(axes, by_model, strict=True):
+        values = [100 * each.accuracy for each in clients]
         boxes = axis.boxplot(values, orientation="horizontal", widths=0.6, showfliers=False)
-        for place, each in enumerate(found, 1):
+        for position, each in enumerate(clients, 1):
             ink = style.colour(each.line)
             for part in ("boxes", "medians"):
-                boxes[part][place - 1].set_color(ink)
+                boxes[part][position - 1].set_color(ink)
             for part in ("whiskers", "caps"):
-                for stroke in boxes[part][2 * place - 2 : 2 * place]:
+                for stroke in boxes[part][2 * position - 2 : 2 * position]:
                     stroke.set_color(ink)
             spread = np.linspace(-0.18, 0.18, 7)[np.arange(len(each.accuracy)) % 7]
-            axis.scatter(100 * each.accuracy, place + spread, s=5, color=ink, alpha=0.6, linewidths=0, zorder=3)
+            axis.scatter(100 * each.accuracy, position + spread, s=5, color=ink, alpha=0.6, linewidths=0, zorder=3)
         axis.margins(x=0.03)
-        axis.set_yticks(range(1, len(found) + 1), [style.short(lines[each.line].name) for each in found])
+        axis.set_yticks(range(1, len(clients) + 1), [style.shorten(lines[each.line].name) for each in clients])
         axis.invert_yaxis()
-        axis.set(title=MODELS[whose], xlabel="accuracy of each client, %")
+        axis.set(title=MODELS[model], xlabel="accuracy of each client, %")
         axis.grid(True, axis="x")
     return figure
 
@@ -176,14 +181,14 @@ def _clients(lines: Sequence[Line]) -> Figure:
 def _worst(lines: Sequence[Line], by_model: Sequence[tuple[str, Worst]]) -> Figure:
     figure, axes = _panels(len(by_model), 2, 1.0 + 0.3 * max(len(worst.lines) for _, worst in by_model))
     several = any(len(line.runs) > 1 for line in lines)
-    for axis, (whose, worst) in zip(axes, by_model, strict=True):
+    for axis, (model, worst) in zip(axes, by_model, strict=True):
         axis.imshow(100 * worst.accuracy, cmap=DIVERGING, vmin=0, vmax=100, aspect="auto")
         for (row, column), value in np.ndenumerate(100 * worst.accuracy):
             ink = "white" if abs(value - 50) > 30 else "#1d2733"
             axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=ink)
         axis.set_xticks(range(len(worst.who)), [f"{c}\n({s})" if several else str(c) for s, c in worst.who])
-        axis.set_yticks(range(len(worst.lines)), [style.short(lines[k].name) for k in worst.lines])
-        axis.set(title=MODELS[whose], xlabel="client (seed), the worst first" if several else "client, the worst first")
+        axis.set_yticks(range(len(worst.lines)), [style.shorten(lines[k].name) for k in worst.lines])
+        axis.set(title=MODELS[model], xlabel="client (seed), the worst first" if several else "client, the worst first")
         _bare(axis)
     return figure
 
@@ -200,7 +205,7 @@ def _cosines(lines: Sequence[Line], grids: Sequence[Grid]) -> Figure:
     figure, axes = _panels(len(grids), 4, 2.0, 0.3)
     for axis, grid in zip(axes, grids, strict=True):
         picture = _cells(axis, grid, grid.values, DIVERGING, Normalize(-1, 1))
-        axis.set_title(style.short(lines[grid.line].name))
+        axis.set_title(style.shorten(lines[grid.line].name))
     figure.colorbar(picture, ax=axes, label="cosine", shrink=0.8, aspect=25, pad=0.01)
     return figure
 
@@ -220,9 +225,9 @@ def _bargain(lines: Sequence[Line], shares: Sequence[Grid]) -> Figure:
     residuals = measures.residuals(lines)
     figure, axes = _panels(len(shares) + 1, 2, 2.4)
     for axis, grid in zip(axes, shares, strict=False):
-        most = 100 * float(np.nanmax(grid.values)) or 1.0
-        picture = _cells(axis, grid, 100 * grid.values, SEQUENTIAL, Normalize(0, most))
-        axis.set_title(f"{style.short(lines[grid.line].name)}: weights")
+        highest = 100 * float(np.nanmax(grid.values)) or 1.0
+        picture = _cells(axis, grid, 100 * grid.values, SEQUENTIAL, Normalize(0, highest))
+        axis.set_title(f"{style.shorten(lines[grid.line].name)}: weights")
         figure.colorbar(picture, ax=axis, label="share, %")
     for each in residuals:
         ink, dash = style.colour(each.line), DASHES[style.dash(each.line)]
@@ -243,12 +248,12 @@ def _features(lines: Sequence[Line], embedded: dict[int, Points]) -> Figure:
         inks = style.class_colours(len(lines[number].first.classes))
         x, y = points.positions.T
         axis.scatter(x, y, s=3, c=[inks[label] for label in points.labels], linewidths=0)
-        axis.set(title=style.short(lines[number].name), xticks=[], yticks=[], aspect="equal", adjustable="datalim")
+        axis.set(title=style.shorten(lines[number].name), xticks=[], yticks=[], aspect="equal", adjustable="datalim")
         axis.spines[:].set_visible(True)
     if len(classes) <= MAX_CLASSES_IN_LEGEND and all(other == classes for other in others):
         inks = style.class_colours(len(classes))
         handles = [
-            Line2D([], [], linestyle="", marker="o", markersize=4, color=ink, label=style.short(name, 14))
+            Line2D([], [], linestyle="", marker="o", markersize=4, color=ink, label=style.shorten(name, 14))
             for name, ink in zip(classes, inks, strict=True)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(classes), 10), handletextpad=0.1)

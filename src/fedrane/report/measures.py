@@ -22,7 +22,7 @@ CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
 COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
 MAX_WORST_CLIENTS = 10
 HIGH_TARGETS = (0.99, 0.98, 0.97, 0.96)
-"""Target accuracies beside the multiples of five per cent."""
+"""Target accuracies in addition to the multiples of five per cent."""
 MAX_TARGETS = 8
 MIN_RESIDUAL = 1e-17
 
@@ -49,8 +49,8 @@ class Curve(NamedTuple):
     """Bytes, up and down, from the start, mean over seeds."""
 
 
-def curves(lines: Sequence[Line], whose: str) -> list[Curve]:
-    return [found for number, line in enumerate(lines) if (found := _curve(number, line, f"{whose}/accuracy"))]
+def curves(lines: Sequence[Line], model: str) -> list[Curve]:
+    return [curve for number, line in enumerate(lines) if (curve := _curve(number, line, f"{model}/accuracy"))]
 
 
 def _curve(number: int, line: Line, key: str) -> Curve | None:
@@ -91,16 +91,16 @@ class Reached(NamedTuple):
     down: float
 
 
-def reached(lines: Sequence[Line], whose: str, target: float) -> list[Reached]:
+def reached(lines: Sequence[Line], model: str, target: float) -> list[Reached]:
     """For each line that has such a model; NaN if no run reached the target."""
-    found = []
+    costs = []
     for number, line in enumerate(lines):
-        if not any(measured(run, f"{whose}/accuracy") for run in line.runs):
+        if not any(measured(run, f"{model}/accuracy") for run in line.runs):
             continue
-        spent = [cost for run in line.runs if (cost := _spent(run, f"{whose}/accuracy", target))]
+        spent = [cost for run in line.runs if (cost := _spent(run, f"{model}/accuracy", target))]
         means = np.mean(spent, axis=0).tolist() if spent else [math.nan] * 4
-        found.append(Reached(number, len(spent), *means))
-    return found
+        costs.append(Reached(number, len(spent), *means))
+    return costs
 
 
 def _spent(run: Run, key: str, target: float) -> list[float] | None:
@@ -110,14 +110,14 @@ def _spent(run: Run, key: str, target: float) -> list[float] | None:
     return None
 
 
-def targets(lines: Sequence[Line], whose: str) -> tuple[list[float], float]:
+def targets(lines: Sequence[Line], model: str) -> tuple[list[float], float]:
     """Target accuracies, highest first, and the default: the highest that half of the lines reach in all runs."""
-    key = f"{whose}/accuracy"
-    bests = [[max(r[key] for r in found) for run in line.runs if (found := measured(run, key))] for line in lines]
+    key = f"{model}/accuracy"
+    bests = [[max(r[key] for r in records) for run in line.runs if (records := measured(run, key))] for line in lines]
     sure = sorted(min(best) for best in bests if best)
-    most = max(max(best) for best in bests if best)
+    highest = max(max(best) for best in bests if best)
     wanted = [*HIGH_TARGETS, *(percent / 100 for percent in range(95, 0, -5))]
-    options = [target for target in wanted if target <= most][:MAX_TARGETS] or [most]
+    options = [target for target in wanted if target <= highest][:MAX_TARGETS] or [highest]
     return options, next((target for target in options if target <= sure[len(sure) // 2]), options[-1])
 
 
@@ -133,16 +133,16 @@ class Clients(NamedTuple):
     accuracy: Floats
 
 
-def clients(lines: Sequence[Line], whose: str) -> list[Clients]:
-    found = []
+def clients(lines: Sequence[Line], model: str) -> list[Clients]:
+    result = []
     for number, line in enumerate(lines):
-        last = [(run, records[-1]) for run in line.runs if (records := measured(run, CLIENTS[whose]))]
+        last = [(run, records[-1]) for run in line.runs if (records := measured(run, CLIENTS[model]))]
         if last:
-            each = [record[CLIENTS[whose]] for _, record in last]
+            each = [record[CLIENTS[model]] for _, record in last]
             seeds = np.concatenate([np.full(len(its), run.seed) for (run, _), its in zip(last, each, strict=True)])
             who = np.concatenate([_evaluated(run, record) for run, record in last])
-            found.append(Clients(number, seeds, who, np.concatenate(each).astype(np.float64)))
-    return found
+            result.append(Clients(number, seeds, who, np.concatenate(each).astype(np.float64)))
+    return result
 
 
 def _evaluated(run: Run, record: Metrics) -> NDArray[np.int64]:
@@ -160,9 +160,9 @@ class Worst(NamedTuple):
     """Lines × clients."""
 
 
-def worst(lines: Sequence[Line], whose: str) -> Worst:
+def worst(lines: Sequence[Line], model: str) -> Worst:
     """Among the clients that all lines have; the lines must share their partitions."""
-    each = clients(lines, whose)
+    each = clients(lines, model)
     if not each:
         return Worst([], [], np.zeros((0, 0)))
     by_client = [
@@ -178,14 +178,14 @@ def worst(lines: Sequence[Line], whose: str) -> Worst:
 
 def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:
     """The distinct partitions at the lines' first seeds: the lines that have it, and one of their runs."""
-    found: list[tuple[list[int], Run]] = []
+    distinct: list[tuple[list[int], Run]] = []
     for number, line in enumerate(lines):
-        same = [who for who, run in found if _same_partition(run, line.first)]
+        same = [who for who, run in distinct if _same_partition(run, line.first)]
         if same:
             same[0].append(number)
         else:
-            found.append(([number], line.first))
-    return found
+            distinct.append(([number], line.first))
+    return distinct
 
 
 def _same_partition(run: Run, other: Run) -> bool:
@@ -212,7 +212,7 @@ class Grid(NamedTuple):
 
 
 def grids(lines: Sequence[Line], key: str) -> list[Grid]:
-    return [found for number, line in enumerate(lines) if (found := _grid(number, line.first, key))]
+    return [grid for number, line in enumerate(lines) if (grid := _grid(number, line.first, key))]
 
 
 def _grid(number: int, run: Run, key: str) -> Grid | None:
@@ -232,13 +232,13 @@ def _grid(number: int, run: Run, key: str) -> Grid | None:
 
 def shares(lines: Sequence[Line]) -> list[Grid]:
     """Each client's share of the sum of the bargaining weights."""
-    found = []
+    result = []
     for grid in grids(lines, WEIGHTS):
         total = np.nansum(grid.values, axis=0)
-        found.append(
+        result.append(
             grid._replace(values=grid.values / np.where(total > 0, total, np.inf))
         )  # 0 if the server makes no step
-    return found
+    return result
 
 
 class Residuals(NamedTuple):
@@ -250,13 +250,13 @@ class Residuals(NamedTuple):
 
 
 def residuals(lines: Sequence[Line]) -> list[Residuals]:
-    found = []
+    result = []
     for number, line in enumerate(lines):
         records = measured(line.first, RESIDUAL)
         if records:
             rounds, values = np.array([r["round"] for r in records]), np.array([r[RESIDUAL] for r in records])
-            found.append(Residuals(number, rounds, np.maximum(values.astype(np.float64), MIN_RESIDUAL)))
-    return found
+            result.append(Residuals(number, rounds, np.maximum(values.astype(np.float64), MIN_RESIDUAL)))
+    return result
 
 
 # ---- the table

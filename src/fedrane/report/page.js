@@ -9,13 +9,13 @@
   // The current value of a colour of the style sheet, read from an element that uses it.
   function inks() {
     const probe = document.body.appendChild(document.createElement("span"));
-    const found = (name) => {
+    const cssValue = (name) => {
       probe.style.color = `var(--${name})`;
       return getComputedStyle(probe).color;
     };
-    const scale = (name, stops) => Array.from({ length: stops }, (_, k) => [k / (stops - 1), found(`${name}-${k}`)]);
+    const scale = (name, stops) => Array.from({ length: stops }, (_, k) => [k / (stops - 1), cssValue(`${name}-${k}`)]);
     const all = {
-      text: found("text"), muted: found("muted"), grid: found("grid"), rule: found("rule"), surface: found("surface"),
+      text: cssValue("text"), muted: cssValue("muted"), grid: cssValue("grid"), rule: cssValue("rule"), surface: cssValue("surface"),
       sequential: scale("sequential", 4), diverging: scale("diverging", 5),
     };
     probe.remove();

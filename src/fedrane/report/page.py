@@ -150,7 +150,7 @@ def _subtitle(lines: Sequence[Line]) -> str:
 
 
 def _spread(lines: Sequence[Line]) -> str:
-    """How the rows are spread over the clients, where that is the same for all."""
+    """How the examples are spread over the clients, if that is the same for all lines."""
     kind, alpha, file = (_shared(lines, f"partition.{key}") for key in ("kind", "alpha", "file"))
     if file:
         return "a saved partition"
@@ -160,12 +160,12 @@ def _spread(lines: Sequence[Line]) -> str:
 
 
 def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
-    for whose in MODEL_TYPES:
-        cells = [(measures.last(line, f"{whose}/accuracy"), line) for line in lines]
+    for model in MODEL_TYPES:
+        cells = [(measures.last(line, f"{model}/accuracy"), line) for line in lines]
         having = [(cell.mean, cell, line) for cell, line in cells if cell.mean is not None]
         if having:
             _, cell, line = max(having, key=lambda entry: entry[0])
-            best = f"Best {MODELS[whose].lower()}" if len(having) > 1 else MODELS[whose]
+            best = f"Best {MODELS[model].lower()}" if len(having) > 1 else MODELS[model]
             yield {"label": best, "value": f"{cell} %", "about": f"{line.name}, last round"}
     runs = sum(len(line.runs) for line in lines)
     seeds = sorted({len(line.runs) for line in lines})
@@ -192,17 +192,17 @@ def _results_lead(lines: Sequence[Line]) -> str:
 def _results(lines: Sequence[Line]) -> dict[str, Any]:
     """Groups of columns, columns and rows; empty columns are left out."""
     columns: list[tuple[str, str, list[dict[str, Any]]]] = []
-    for whose in MODEL_TYPES:
-        prefix = f"{whose}/local_" if whose == GLOBAL else f"{whose}/"
+    for model in MODEL_TYPES:
+        prefix = f"{model}/local_" if model == GLOBAL else f"{model}/"
         for name, key, pick in (
-            ("last", f"{whose}/accuracy", measures.last),
-            ("best", f"{whose}/accuracy", measures.best),
+            ("last", f"{model}/accuracy", measures.last),
+            ("best", f"{model}/accuracy", measures.best),
             ("worst tenth", f"{prefix}accuracy_worst10", measures.last),
-            ("minority", f"{whose}/minority_accuracy", measures.last),
+            ("minority", f"{model}/minority_accuracy", measures.last),
         ):
             cells = [pick(line, key) for line in lines]
             if any(cell.mean is not None for cell in cells):
-                columns.append((MODELS[whose], name, _accuracies(cells)))
+                columns.append((MODELS[model], name, _accuracies(cells)))
     seconds = [measures.mean_seconds(line) for line in lines]
     sent = [measures.mean_total(line, "bytes_up", "bytes_down") for line in lines]
     speeds = [measures.speed(line) for line in lines]
@@ -233,7 +233,7 @@ def _accuracies(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def _cell(value: float | None, text: str, best: bool = False, about: str = "") -> dict[str, Any]:
-    """The value to sort by, the text, and the small text beside it. Cells without a value are sorted last."""
+    """The value to sort by, the text, and the small text after it. Cells without a value are sorted last."""
     missing = value is None or math.isnan(value)
     shown = "–" if missing else text
     return {"value": "" if missing else repr(value), "text": shown, "about": about, "best": best}
@@ -249,11 +249,11 @@ def _without(lines: Sequence[Line], having: Sequence[int], what: str) -> list[st
 
 def _accuracy(lines: Sequence[Line]) -> Section | Absent:
     panels, remarks = [], []
-    for whose in MODEL_TYPES:
-        curves = measures.curves(lines, whose)
+    for model in MODEL_TYPES:
+        curves = measures.curves(lines, model)
         if curves:
-            panels.append(Panel(f"accuracy-{whose}", MODELS[whose], plots.accuracy(lines, curves), TEST_SETS[whose]))
-            remarks += _without(lines, [c.line for c in curves], f"no {MODELS[whose].lower()}")
+            panels.append(Panel(f"accuracy-{model}", MODELS[model], plots.accuracy(lines, curves), TEST_SETS[model]))
+            remarks += _without(lines, [c.line for c in curves], f"no {MODELS[model].lower()}")
     if not panels:
         return Absent("Accuracy over rounds: no run has been evaluated yet.")
     single = all(len(line.runs) == 1 for line in lines)
@@ -264,7 +264,7 @@ def _accuracy(lines: Sequence[Line]) -> Section | Absent:
 def _clients(lines: Sequence[Line]) -> Section | Absent:
     panels, remarks = [], []
     comparable = measures.share_partitions(lines)
-    rows = {
+    train_counts = {
         (run.seed, client): int(count)
         for line in lines
         for run in line.runs
@@ -272,16 +272,16 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
     }
     seeds = any(len(line.runs) > 1 for line in lines)
     boxes, cells = [], []
-    for whose in MODEL_TYPES:
-        found = measures.clients(lines, whose)
-        if not found:
+    for model in MODEL_TYPES:
+        clients = measures.clients(lines, model)
+        if not clients:
             continue
-        boxes.append(Panel(f"clients-{whose}", MODELS[whose], plots.distribution(lines, found), "every client"))
-        worst = measures.worst(lines, whose)
+        boxes.append(Panel(f"clients-{model}", MODELS[model], plots.distribution(lines, clients), "every client"))
+        worst = measures.worst(lines, model)
         if comparable and worst.who:
-            plot = plots.worst(lines, worst, seeds, rows)
+            plot = plots.worst(lines, worst, seeds, train_counts)
             about = "the clients with the lowest accuracy on average over the methods, accuracy in %"
-            cells.append(Panel(f"worst-{whose}", MODELS[whose], plot, about))
+            cells.append(Panel(f"worst-{model}", MODELS[model], plot, about))
     panels = boxes + cells
     if not panels:
         return Absent("Clients: no run has been evaluated yet.")
@@ -295,15 +295,15 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
 
 def _cost(lines: Sequence[Line]) -> Section | Absent:
     panels, remarks = [], []
-    for whose in MODEL_TYPES:
-        curves = measures.curves(lines, whose)
+    for model in MODEL_TYPES:
+        curves = measures.curves(lines, model)
         if not curves:
             continue
-        name = MODELS[whose]
-        panels.append(Panel(f"time-{whose}", name, plots.cost(lines, curves, "seconds"), "over training time"))
+        name = MODELS[model]
+        panels.append(Panel(f"time-{model}", name, plots.cost(lines, curves, "seconds"), "over training time"))
         sending = [c for c in curves if c.sent[-1] > 0]
         if sending:
-            panels.append(Panel(f"sent-{whose}", name, plots.cost(lines, sending, "sent"), "over bytes sent"))
+            panels.append(Panel(f"sent-{model}", name, plots.cost(lines, sending, "sent"), "over bytes sent"))
         silent = [lines[c.line].name for c in curves if c.sent[-1] == 0]
         remark = f"{listed(silent)}: nothing is sent." if silent else ""
         remarks += [remark] if remark and remark not in remarks else []
@@ -319,18 +319,18 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
 def _targets(lines: Sequence[Line], wanted: float | None) -> Iterator[dict[str, Any]]:
     """For the global and the personal models: the target accuracies, with the cost of each line to reach them."""
     began = False
-    for whose in MODEL_TYPES:
-        if not measures.curves(lines, whose):
+    for model in MODEL_TYPES:
+        if not measures.curves(lines, model):
             continue
-        options, first = measures.targets(lines, whose)
+        options, first = measures.targets(lines, model)
         if wanted is not None:
             options, first = sorted({*options, wanted}, reverse=True), wanted
         for target in options:
-            found = measures.reached(lines, whose, target)
+            costs = measures.reached(lines, model, target)
             yield {
-                "name": f"{100 * target:g} %, {MODELS[whose].lower()}",
+                "name": f"{100 * target:g} %, {MODELS[model].lower()}",
                 "first": not began and target == first,
-                "rows": [_spent(lines[cost.line], cost) for cost in found],
+                "rows": [_spent(lines[cost.line], cost) for cost in costs],
             }
         began = True
 
@@ -383,9 +383,9 @@ def _bargain(lines: Sequence[Line]) -> Section | Absent:
         Panel(f"weights-{grid.line}", lines[grid.line].name, plots.grid(grid, percent=True), "each client’s share")
         for grid in shares
     ]
-    found = measures.residuals(lines)
-    if found:
-        panels.append(Panel("residual", "Residual", plots.residual(lines, found), "how far from the equilibrium"))
+    residuals = measures.residuals(lines)
+    if residuals:
+        panels.append(Panel("residual", "Residual", plots.residual(lines, residuals), "how far from the equilibrium"))
     lead = (
         "The weights of the clients’ steps in the server’s step, as shares of their sum, and the residual of the "
         f"equilibrium that gave them. {_seed(lines)}"
@@ -395,17 +395,17 @@ def _bargain(lines: Sequence[Line]) -> Section | Absent:
 
 def _features(lines: Sequence[Line], embedded: Embedded) -> Section | Absent:
     panels = [
-        Panel(f"tsne-{number}", lines[number].name, plots.scatter(lines[number].first, found), f"round {found.round}")
-        for number, found in embedded.items()
-        if isinstance(found, Points)
+        Panel(f"tsne-{number}", lines[number].name, plots.scatter(lines[number].first, points), f"round {points.round}")
+        for number, points in embedded.items()
+        if isinstance(points, Points)
     ]
     whys = dict.fromkeys(why for why in embedded.values() if isinstance(why, str))
     reasons = [f"{listed([lines[k].name for k, other in embedded.items() if other == why])}: {why}" for why in whys]
     if not panels:
         return Absent(f"t-SNE of features: {' '.join(reasons) or 'it was not requested.'}")
-    rows = max(len(found.labels) for found in embedded.values() if isinstance(found, Points))
+    examples = max(len(points.labels) for points in embedded.values() if isinstance(points, Points))
     lead = (
-        f"t‑SNE of the inputs of the global model’s head, on the same {rows:,} examples of the official test set. "
+        f"t‑SNE of the inputs of the global model’s head, on the same {examples:,} examples of the official test set. "
         f"A colour is a class. Distances between clusters mean nothing. {_seed(lines)}"
     )
     legend = "classes" if _classes(lines) else ""
@@ -421,17 +421,17 @@ def _classes(lines: Sequence[Line]) -> list[dict[str, str]]:
 
 
 def _partition(lines: Sequence[Line]) -> Section:
-    found = measures.partitions(lines)
+    distinct = measures.partitions(lines)
     panels = []
-    for number, (who, run) in enumerate(found):
+    for number, (who, run) in enumerate(distinct):
         about = f"seed {run.seed}, {count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training examples"
-        title = listed([lines[k].name for k in who]) if len(found) > 1 else "Training examples"
+        title = listed([lines[k].name for k in who]) if len(distinct) > 1 else "Training examples"
         if not run.knows_classes:
             about += "; which classes they have does not leave the clients"
         panels.append(Panel(f"partition-{number}", title, plots.partition(run), about))
-    of_class = " of each class" if any(run.knows_classes for _, run in found) else ""
+    of_class = " of each class" if any(run.knows_classes for _, run in distinct) else ""
     lead = f"The number of training examples{of_class} of each client; its own test examples are not counted."
-    return Section("partition", "Partition", lead, panels, "wide" if len(found) == 1 else "")
+    return Section("partition", "Partition", lead, panels, "wide" if len(distinct) == 1 else "")
 
 
 # ---- the configuration
@@ -453,9 +453,9 @@ def _settings(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
     different = set(differing([line.settings for line in lines]))
     common = set.intersection(*(set(line.settings) for line in lines)) - different
     for line in lines:
-        own = [(key, _value(v)) for key, v in line.settings.items() if key not in common | different]
-        if own:
-            yield {"title": f"Fields of {line.name}", "pairs": own, "open": False}
+        specific = [(key, _value(v)) for key, v in line.settings.items() if key not in common | different]
+        if specific:
+            yield {"title": f"Fields of {line.name}", "pairs": specific, "open": False}
     same = [(key, _value(value)) for key, value in lines[0].settings.items() if key in common]
     title = "The same in all runs" if len(lines) > 1 else "Settings"
     yield {"title": title, "pairs": same, "open": len(lines) == 1}

@@ -20,7 +20,7 @@ from fedrane.report import partition_plot
 
 COLOURS = ("#2f6690", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16", "#2a9bb8", "#77838f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GREY, LIGHT = "#8a96a3", "#e6e9ec"
+GREY, PALE = "#8a96a3", "#e6e9ec"
 SHADES = LinearSegmentedColormap.from_list("cosine", ["#7d2a18", "#f3ede4", "#8fbbd9", "#2f6690", "#0b2540"])
 
 
@@ -70,20 +70,20 @@ def _figure(columns: int, rows: int, width: float, height: float, title: str) ->
     return figure, axes
 
 
-def _grid(count: int, most: int) -> tuple[int, int]:
+def _grid(count: int, max_columns: int) -> tuple[int, int]:
     """The numbers of columns and rows for this many panels."""
-    columns = min(count, most) if count != 4 or most < 2 else 2
+    columns = min(count, max_columns) if count != 4 or max_columns < 2 else 2
     return columns, math.ceil(count / columns)
 
 
 def _quiet(axes: Axes) -> None:
-    axes.grid(color=LIGHT, linewidth=0.7)
+    axes.grid(color=PALE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
 
 
-# ---- the kinds
+# ---- the figures
 
 
 def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
@@ -92,7 +92,7 @@ def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
     figure, axes = _figure(columns, rows, 3.6, 2.9, title)
     everything = np.concatenate([heat.values.ravel() for heat in maps.values()])
     low, high = float(np.nanmin(everything)), float(np.nanmax(everything))
-    most = max(abs(low), abs(high), 1e-6)
+    largest = max(abs(low), abs(high), 1e-6)
     picture = None
     for axis, (name, heat) in zip(axes, maps.items(), strict=False):
         clients = heat.values.shape[1]
@@ -102,8 +102,8 @@ def heat_maps(maps: Mapping[str, Heat], title: str, stem: Path) -> list[Path]:
             aspect="auto",
             interpolation="nearest",
             cmap=SHADES,
-            vmin=min(low, -most / 3),
-            vmax=most,
+            vmin=min(low, -largest / 3),
+            vmax=largest,
             extent=(-0.5, clients - 0.5, heat.rounds[-1] + 0.5, heat.rounds[0] - 0.5),
         )
         spread = float(np.mean(np.nanstd(heat.values, axis=1)))
@@ -140,10 +140,10 @@ def scatters(plots: Mapping[str, Points], classes: Sequence[str], title: str, st
         axis.axis("off")
     handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours]
     if len(classes) <= 26:
-        room = int(columns * 2.9 * 14)  # characters across, with the space that an entry takes beside its name
+        room = int(columns * 2.9 * 14)  # characters across, with the space that an entry takes in addition to its name
         lines = math.ceil(len(classes) * (max(map(len, classes)) + 5) / room)
-        wide = math.ceil(len(classes) / lines)
-        figure.legend(handles, classes, loc="outside lower center", ncols=wide, fontsize=7, frameon=False)
+        per_line = math.ceil(len(classes) / lines)
+        figure.legend(handles, classes, loc="outside lower center", ncols=per_line, fontsize=7, frameon=False)
     return save(figure, stem)
 
 
@@ -191,10 +191,10 @@ def curves(panels: Mapping[str, Mapping[str, Line]], label: str, title: str, ste
 def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str, stem: Path) -> list[Path]:
     """One panel for each measure and dataset: from without to with, and the gain."""
     columns, rows = _grid(len(panels), 2)
-    tallest = max((len(found) for found in panels.values()), default=1)
+    tallest = max((len(group) for group in panels.values()), default=1)
     figure, axes = _figure(columns, rows, 4.6, 0.36 * tallest + 1.3, title)
-    for axis, (measure, found) in zip(axes, panels.items(), strict=False):
-        for height, pair in enumerate(reversed(found)):
+    for axis, (measure, group) in zip(axes, panels.items(), strict=False):
+        for height, pair in enumerate(reversed(group)):
             (a, spread_a), (b, spread_b) = (tuple(100 * v for v in side) for side in (pair.without, pair.having))
             axis.plot([a, b], [height, height], color="#c8ced4", linewidth=2.5, zorder=1)
             for value, spread, colour in ((a, spread_a, GREY), (b, spread_b, COLOURS[0])):
@@ -203,8 +203,8 @@ def pairs(panels: Mapping[str, Sequence[Pair]], words: Sequence[str], title: str
                 f"{b - a:+.1f}", (max(a + spread_a, b + spread_b), height), (9, 0), textcoords="offset points",
                 va="center", fontsize=8, fontweight="bold", color=COLOURS[0] if b >= a else "#9c2f1b",
             )  # fmt: skip
-        axis.set_yticks(range(len(found)), [pair.label for pair in reversed(found)], fontsize=8)
-        axis.set_ylim(-0.6, len(found) - 0.4)
+        axis.set_yticks(range(len(group)), [pair.label for pair in reversed(group)], fontsize=8)
+        axis.set_ylim(-0.6, len(group) - 0.4)
         axis.margins(x=0.25)
         axis.set_title(measure, fontsize=9, parse_math=False)
         axis.set_xlabel("accuracy in %", fontsize=8)

@@ -21,7 +21,7 @@ from fedrane.system.files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _BLUE, _GREY = "#2f6690", "#8a96a3"
-_SHADES = LinearSegmentedColormap.from_list("rows", ["#d3e5f2", "#6aa5cd", "#2f6690", "#0b2540"])
+_SHADES = LinearSegmentedColormap.from_list("examples", ["#d3e5f2", "#6aa5cd", "#2f6690", "#0b2540"])
 _MAX_BUBBLES = (40, 30)  # clients, classes: with more, cells are shaded instead of small discs
 _MAX_NAMED = 60  # clients: with more, not every one has a label
 
@@ -65,8 +65,8 @@ def draw_counts(
 
 def save(figure: Figure, path: Path) -> None:
     """Save without the date, so that the same numbers give the same file."""
-    kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
-    figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    suffix, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
+    figure.savefig(drawn, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
     write_atomically(path, drawn.getvalue())
 
 
@@ -86,7 +86,7 @@ def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str]
     bars.tick_params(axis="y", labelsize=8)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    bars.set_ylabel("Rows", fontsize=9)
+    bars.set_ylabel("Examples", fontsize=9)
     bars.spines[["top", "right"]].set_visible(False)
 
 
@@ -101,15 +101,17 @@ def _bubbles(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]
     box = cells.get_window_extent()
     cell = min(box.width / counts.shape[0], box.height / counts.shape[1]) * 72 / figure.dpi
     widest = min(0.94 * cell, 30.0)
-    area_of_row = widest**2 / counts.max()
+    area_per_example = widest**2 / counts.max()
     client, label = np.nonzero(counts)
-    areas = np.maximum(counts[client, label] * area_of_row, 1.0)  # a single example still shows as a dot
+    areas = np.maximum(counts[client, label] * area_per_example, 1.0)  # a single example still shows as a dot
     cells.scatter(client, label, s=areas, color=_BLUE, alpha=0.85, linewidths=0)
     shown = sorted({_round(int(counts.max()) * part) for part in (1.0, 0.4, 0.1)})
-    handles = [cells.scatter([], [], s=rows * area_of_row, color=_BLUE, alpha=0.85, linewidths=0) for rows in shown]
+    handles = [
+        cells.scatter([], [], s=count * area_per_example, color=_BLUE, alpha=0.85, linewidths=0) for count in shown
+    ]
     scale.legend(
         handles,
-        [f"{rows:,}" for rows in shown],
+        [f"{count:,}" for count in shown],
         title="Examples",
         title_fontsize=9,
         fontsize=8,
@@ -123,10 +125,10 @@ def _bubbles(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]
     )
 
 
-def _round(rows: float) -> int:
+def _round(count: float) -> int:
     """Down to 1, 2 or 5 times a power of ten."""
-    unit = int("1" + "0" * (len(str(int(rows))) - 1))
-    return max(digit * unit for digit in (1, 2, 5) if digit * unit <= max(rows, 1))
+    unit = int("1" + "0" * (len(str(int(count))) - 1))
+    return max(digit * unit for digit in (1, 2, 5) if digit * unit <= max(count, 1))
 
 
 def _shades(figure: Figure, cells: Axes, scale: Axes, counts: NDArray[np.int64]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedrane.report.measures import Clients, Curve, Grid, Residuals, Worst
 from fedrane.report.runs import Line, Run
-from fedrane.report.style import BYTES, SECONDS, class_colours, colour, dash, decades, short, unit
+from fedrane.report.style import BYTES, SECONDS, class_colours, colour, dash, decades, shorten, unit
 from fedrane.report.tsne import Points
 
 Plot = dict[str, Any]
@@ -20,15 +20,15 @@ SEQUENTIAL, DIVERGING = "coloraxis", "coloraxis2"
 """Plotly's names for the two scales; the page gives them their colours."""
 DIGITS = 5
 """Significant digits: more cannot be seen, and would make the page larger."""
-FEW = 30
+MAX_MARKERS = 30
 """Lines with at most this many points have markers."""
 BAND = "2e"
 """The opacity of a band, as a suffix of its colour."""
 
 
-def text(name: str, most: int = 0) -> str:
+def text(name: str, max_length: int = 0) -> str:
     """Escape a name from a file: Plotly interprets some HTML tags."""
-    return escape(short(name, most) if most else name, quote=False)
+    return escape(shorten(name, max_length) if max_length else name, quote=False)
 
 
 def plain(values: NDArray[Any] | Sequence[float]) -> list[Any]:
@@ -41,21 +41,21 @@ def plain(values: NDArray[Any] | Sequence[float]) -> list[Any]:
 
 def _plot(data: list[dict[str, Any]], height: int, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> Plot:
     axes = {"automargin": True, "fixedrange": False}
-    whole = {
+    base = {
         "height": height,
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
         "showlegend": False,
         "xaxis": axes | x,
         "yaxis": axes | y,
     }
-    return {"data": data, "layout": whole | layout}
+    return {"data": data, "layout": base | layout}
 
 
 def _title(words: str) -> dict[str, Any]:
     return {"text": words, "standoff": 6}
 
 
-def _whole(numbers: NDArray[np.int64]) -> dict[str, Any]:
+def _integer_axis(numbers: NDArray[np.int64]) -> dict[str, Any]:
     """An axis of whole numbers; if they are few, each has a tick."""
     return {"dtick": 1} if len(numbers) <= 12 and int(np.ptp(numbers)) <= 12 else {"tickformat": ",d", "nticks": 8}
 
@@ -81,10 +81,10 @@ def cost(lines: Sequence[Line], curves: Sequence[Curve], of: str) -> Plot:
     return _plot(data, 290, x, {"title": _title("accuracy, %")}, hovermode="closest")
 
 
-def residual(lines: Sequence[Line], found: Sequence[Residuals]) -> Plot:
+def residual(lines: Sequence[Line], residuals: Sequence[Residuals]) -> Plot:
     data = [
         _line(lines, each.line, plain(each.rounds), plain(each.values)) | {"hovertemplate": "round %{x}<br>%{y:.2g}"}
-        for each in found
+        for each in residuals
     ]
     ticks = decades([value for trace in data for value in trace["y"]])
     y = {
@@ -95,11 +95,11 @@ def residual(lines: Sequence[Line], found: Sequence[Residuals]) -> Plot:
         "ticktext": list(ticks.values()),
         "tickfont": {"size": 14},  # superscripts are small
     }
-    return _plot(data, 300, _rounds([each.rounds for each in found]), y, hovermode="closest")
+    return _plot(data, 300, _rounds([each.rounds for each in residuals]), y, hovermode="closest")
 
 
 def _rounds(each: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
-    return {"title": _title("round"), **_whole(np.unique(np.concatenate(each)))}
+    return {"title": _title("round"), **_integer_axis(np.unique(np.concatenate(each)))}
 
 
 def _line(lines: Sequence[Line], number: int, x: list[Any], y: list[Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _line(lines: Sequence[Line], number: int, x: list[Any], y: list[Any]) -> dic
         "name": text(lines[number].name),
         "x": x,
         "y": y,
-        "mode": "lines+markers" if len(x) <= FEW else "lines",
+        "mode": "lines+markers" if len(x) <= MAX_MARKERS else "lines",
         "line": {"color": colour(number), "dash": dash(number), "width": 2},
         "marker": {"size": 5},
     }
@@ -140,7 +140,7 @@ def _with_band(lines: Sequence[Line], curve: Curve, x: list[Any], hover: str) ->
 # ---- clients
 
 
-def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
+def distribution(lines: Sequence[Line], clients: Sequence[Clients]) -> Plot:
     """A box for each line, and a point for each client and seed."""
     data = [
         {
@@ -149,7 +149,7 @@ def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
             "name": text(lines[each.line].name),
             "orientation": "h",
             "x": plain(100 * each.accuracy),
-            "y": [place] * len(each.accuracy),
+            "y": [position] * len(each.accuracy),
             "customdata": np.stack([each.clients, each.seeds], 1).tolist(),
             "boxpoints": "all",
             "jitter": 0.6,
@@ -160,10 +160,10 @@ def distribution(lines: Sequence[Line], found: Sequence[Clients]) -> Plot:
             "hoveron": "points",
             "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}<br>%{x:.2f} %",
         }
-        for place, each in enumerate(found)
+        for position, each in enumerate(clients)
     ]
-    y = _names(lines, [each.line for each in found])
-    return _plot(data, 90 + 44 * len(found), {"title": _title("accuracy, %")}, y)
+    y = _names(lines, [each.line for each in clients])
+    return _plot(data, 90 + 44 * len(clients), {"title": _title("accuracy, %")}, y)
 
 
 def _names(lines: Sequence[Line], shown: Sequence[int]) -> dict[str, Any]:
@@ -178,14 +178,15 @@ def _names(lines: Sequence[Line], shown: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int, int], int]) -> Plot:
-    """The worst clients. With ``seeds`` its seed is in a client's name; ``rows`` is its number of training examples."""
+def worst(lines: Sequence[Line], worst_clients: Worst, seeds: bool, train_counts: dict[tuple[int, int], int]) -> Plot:
+    """The worst clients. With ``seeds`` a client's name has its seed. ``train_counts``: its training examples."""
     cells = {
         "type": "heatmap",
-        "z": plain(100 * found.accuracy),
-        "text": [[f"{value:.0f}" for value in row] for row in 100 * found.accuracy],
+        "z": plain(100 * worst_clients.accuracy),
+        "text": [[f"{value:.0f}" for value in row] for row in 100 * worst_clients.accuracy],
         "texttemplate": "%{text}",
-        "customdata": [[[client, seed, rows[seed, client]] for seed, client in found.who]] * len(found.lines),
+        "customdata": [[[client, seed, train_counts[seed, client]] for seed, client in worst_clients.who]]
+        * len(worst_clients.lines),
         "hovertemplate": "client %{customdata[0]}, seed %{customdata[1]}, %{customdata[2]} training examples<br>"
         "%{z:.2f} %<extra></extra>",
         "coloraxis": DIVERGING,
@@ -194,14 +195,14 @@ def worst(lines: Sequence[Line], found: Worst, seeds: bool, rows: dict[tuple[int
     }
     x = {
         "title": _title("client (seed), the worst first" if seeds else "client, the worst first"),
-        "tickvals": list(range(len(found.who))),
-        "ticktext": [f"{client}<br>({seed})" if seeds else str(client) for seed, client in found.who],
+        "tickvals": list(range(len(worst_clients.who))),
+        "ticktext": [f"{client}<br>({seed})" if seeds else str(client) for seed, client in worst_clients.who],
         "tickangle": 0,
         "showgrid": False,
         "ticks": "",
     }
     scale = {DIVERGING: {"cmin": 0, "cmax": 100, "showscale": False}}
-    return _plot([cells], 110 + 34 * len(found.lines), x, _names(lines, found.lines), **scale)
+    return _plot([cells], 110 + 34 * len(worst_clients.lines), x, _names(lines, worst_clients.lines), **scale)
 
 
 def partition(run: Run) -> Plot:
@@ -211,7 +212,7 @@ def partition(run: Run) -> Plot:
     """
     counts = run.labels.T
     clients = list(range(counts.shape[1]))
-    x = {"title": _title("client"), "showgrid": False, "zeroline": False, **_whole(np.arange(len(clients)))}
+    x = {"title": _title("client"), "showgrid": False, "zeroline": False, **_integer_axis(np.arange(len(clients)))}
     bars: dict[str, Any] = {
         "type": "bar",
         "x": clients,
@@ -256,39 +257,41 @@ def partition(run: Run) -> Plot:
     return _plot([cells, bars | {"yaxis": "y2"}], height, x, y, yaxis2=y2, bargap=0.25, **scale)
 
 
-def _counts(most: int) -> list[int]:
+def _counts(largest: int) -> list[int]:
     """Marks for a scale of square roots: 1, 2 or 5 times a power of ten, five of them at most."""
-    nice = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5) if digit * 10**power <= most]
+    nice = [
+        digit * 10**power for power in range(len(str(largest))) for digit in (1, 2, 5) if digit * 10**power <= largest
+    ]
     return nice[:: -(len(nice) // 5 + 1)][::-1]
 
 
 # ---- clients over rounds, and features
 
 
-def grid(found: Grid, percent: bool) -> Plot:
+def grid(recorded: Grid, percent: bool) -> Plot:
     """Client × round: cosines from −1 to 1, or shares in per cent."""
     cells = {
         "type": "heatmap",
-        "x": plain(found.rounds),
-        "y": list(range(len(found.values))),
-        "z": plain(100 * found.values if percent else found.values),
+        "x": plain(recorded.rounds),
+        "y": list(range(len(recorded.values))),
+        "z": plain(100 * recorded.values if percent else recorded.values),
         "hovertemplate": "client %{y}, round %{x}<br>" + ("%{z:.1f} %" if percent else "%{z:.3f}") + "<extra></extra>",
         "hoverongaps": False,
         "coloraxis": SEQUENTIAL if percent else DIVERGING,
-        "xgap": 1 if len(found.rounds) <= 40 else 0,
-        "ygap": 1 if len(found.values) <= 40 else 0,
+        "xgap": 1 if len(recorded.rounds) <= 40 else 0,
+        "ygap": 1 if len(recorded.values) <= 40 else 0,
     }
     flat = {"showgrid": False, "zeroline": False}
     bar = {"ticksuffix": " %", "thickness": 10, "outlinewidth": 0, "nticks": 6}
-    most = 100 * float(np.nanmax(found.values)) or 1.0
+    highest = 100 * float(np.nanmax(recorded.values)) or 1.0
     shared = {DIVERGING: {"cmin": -1, "cmax": 1, "showscale": False}}
-    scale = {SEQUENTIAL: {"cmin": 0, "cmax": most, "colorbar": bar}} if percent else shared
-    x = {"title": _title("round"), **flat, **_whole(found.rounds)}
-    y = {"title": _title("client"), **flat, **_whole(np.arange(len(found.values))), "autorange": "reversed"}
-    return _plot([cells], 90 + min(420, max(150, 16 * len(found.values))), x, y, **scale)
+    scale = {SEQUENTIAL: {"cmin": 0, "cmax": highest, "colorbar": bar}} if percent else shared
+    x = {"title": _title("round"), **flat, **_integer_axis(recorded.rounds)}
+    y = {"title": _title("client"), **flat, **_integer_axis(np.arange(len(recorded.values))), "autorange": "reversed"}
+    return _plot([cells], 90 + min(420, max(150, 16 * len(recorded.values))), x, y, **scale)
 
 
-def scatter(run: Run, found: Points) -> Plot:
+def scatter(run: Run, points: Points) -> Plot:
     """A colour for each class."""
     colours = class_colours(len(run.classes))
     data = [
@@ -296,12 +299,12 @@ def scatter(run: Run, found: Points) -> Plot:
             "type": "scatter",
             "mode": "markers",
             "name": text(run.classes[label]),
-            "x": plain(found.positions[found.labels == label, 0]),
-            "y": plain(found.positions[found.labels == label, 1]),
+            "x": plain(points.positions[points.labels == label, 0]),
+            "y": plain(points.positions[points.labels == label, 1]),
             "marker": {"color": colours[label], "size": 4, "opacity": 0.8},
             "hovertemplate": "%{fullData.name}<extra></extra>",
         }
-        for label in np.unique(found.labels).tolist()
+        for label in np.unique(points.labels).tolist()
     ]
     bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "ticks": ""}
     return _plot(data, 300, bare, bare | {"scaleanchor": "x"}, hovermode="closest")

@@ -78,10 +78,10 @@ class Line:
 
 def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of these run folders, or of folders that contain them, and notes on the runs."""
-    found = {folder.path.resolve(): folder for path in paths for folder in _folders(Path(path))}
+    folders = {folder.path.resolve(): folder for path in paths for folder in _folders(Path(path))}
     notes: list[str] = []
     kept: list[Run] = []
-    for folder in found.values():
+    for folder in folders.values():
         run = read(folder)
         twins = [other for other in kept if other.seed == run.seed and other.experiment == run.experiment]
         if not run.history:
@@ -110,8 +110,8 @@ def _folders(path: Path) -> list[Folder]:
 
 def read(folder: Folder) -> Run:
     settings = dotted(read_toml(folder.path / CONFIG))
-    for key, kind in (("seed", int), ("rounds", int), ("dataset", str), (NAME, str)):
-        if not isinstance(settings.get(key), kind):
+    for key, expected in (("seed", int), ("rounds", int), ("dataset", str), (NAME, str)):
+        if not isinstance(settings.get(key), expected):
             why = f"it has {key}={settings[key]}" if key in settings else f"it has no {key}"
             raise CheckpointError(f"{folder.path / CONFIG} is not the configuration of a run", why)
     settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
@@ -136,11 +136,11 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
             groups.append([run])
     first = [group[0] for group in groups]
     for group, name in zip(groups, names([r.settings for r in first], [r.label for r in first]), strict=True):
-        whole = [run for run in group if run.finished]
+        finished = [run for run in group if run.finished]
         for run in (run for run in group if not run.finished):
             done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
-            notes.append(f"{done}; it is left out beside finished ones." if whole else f"{done}.")
-        yield Line(name, tuple(sorted(whole or group, key=lambda run: run.seed)))
+            notes.append(f"{done}; it is left out, because others are finished." if finished else f"{done}.")
+        yield Line(name, tuple(sorted(finished or group, key=lambda run: run.seed)))
 
 
 def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) -> list[str]:
@@ -150,12 +150,14 @@ def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) 
     ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']
     """
     plain = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
-    short = [label or name for label, name in zip(labels or plain, plain, strict=True)]
+    labelled = [label or name for label, name in zip(labels or plain, plain, strict=True)]
     made = []
-    for name, settings in zip(short, experiments, strict=True):
-        namesakes = [other for other, its in zip(experiments, short, strict=True) if its == name]
-        own = [f"{key.removeprefix('method.')}={settings[key]}" for key in differing(namesakes) if key in settings]
-        made.append(f"{name} ({', '.join(own)})" if own else name)
+    for name, settings in zip(labelled, experiments, strict=True):
+        namesakes = [other for other, its in zip(experiments, labelled, strict=True) if its == name]
+        differences = [
+            f"{key.removeprefix('method.')}={settings[key]}" for key in differing(namesakes) if key in settings
+        ]
+        made.append(f"{name} ({', '.join(differences)})" if differences else name)
     return made
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.training.evaluation import Metrics
 
-# Mid-tones that stand out from white and from a dark page alike; neighbours differ in hue and in lightness.
+# Mid-tones that are visible on white and on a dark page; neighbours differ in hue and in lightness.
 COLOURS = (
     "#2f7dc0", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16",
     "#2a9bb8", "#6c6fd8", "#a8643a", "#6f8a2b", "#d26aa5", "#77838f",
@@ -38,9 +38,9 @@ def class_colours(classes: int) -> list[str]:
     return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in hues]
 
 
-def short(name: str, most: int = 24) -> str:
+def shorten(name: str, max_length: int = 24) -> str:
     """For an axis, where a long name would leave no room for the plot."""
-    return name if len(name) <= most else name[: most - 1] + "…"
+    return name if len(name) <= max_length else name[: max_length - 1] + "…"
 
 
 def duration(seconds: float) -> str:
@@ -68,22 +68,22 @@ def size(count: float) -> str:
 
 def unit(values: Sequence[float], scales: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """The largest of the units in which the largest value is not below one."""
-    most = max(values, default=0.0)
-    return next((scale for scale in scales if most >= scale[0]), scales[-1])
+    largest = max(values, default=0.0)
+    return next((scale for scale in scales if largest >= scale[0]), scales[-1])
 
 
 SECONDS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
-def decades(values: Sequence[float], most: int = 8) -> dict[float, str]:
+def decades(values: Sequence[float], max_ticks: int = 8) -> dict[float, str]:
     """Powers of ten around these values, and how they are written: not as formulas, which not every font has.
 
     >>> decades([2e-16, 3e-15])
     {1e-16: '10⁻¹⁶', 1e-15: '10⁻¹⁵', 1e-14: '10⁻¹⁴'}
     """
     low, high = math.floor(math.log10(min(values))), math.floor(math.log10(max(values))) + 1
-    powers = range(low, high + 1, math.ceil((high - low) / most))
+    powers = range(low, high + 1, math.ceil((high - low) / max_ticks))
     return {float(f"1e{power}"): f"10{str(power).translate(RAISED)}" for power in powers}
 
 
@@ -111,9 +111,9 @@ def clock(seconds: float) -> str:
 
 def describe_round(record: Metrics) -> str:
     parts = [
-        f"{whose} {percent(record[f'{whose}/accuracy'])}"
-        for whose in (GLOBAL, PERSONAL)
-        if f"{whose}/accuracy" in record
+        f"{model} {percent(record[f'{model}/accuracy'])}"
+        for model in (GLOBAL, PERSONAL)
+        if f"{model}/accuracy" in record
     ]
     if record.get("train/loss") is not None:
         parts.append(f"loss {record['train/loss']:.4f}")

@@ -52,27 +52,29 @@ def points(run: Run, samples: int = SAMPLES, data_root: str = "", trust_code: bo
     dataset = as_dataset(settings.replace(data_root=data_root or settings.data_root), None)
     if (dataset.shape, dataset.classes) != (models.inputs.shape, models.inputs.classes):
         raise DataError(f"{settings.dataset} is not the dataset that {run.path} was trained on", "its examples differ")
-    rows = sample(len(dataset.y_test), samples)
-    found = features(models, predictor, dataset, rows)
-    if not np.isfinite(found).all():
+    examples = sample(len(dataset.y_test), samples)
+    inputs = features(models, predictor, dataset, examples)
+    if not np.isfinite(inputs).all():
         raise DataError(f"the features of {run.path} are not finite", "its model predicts nothing")
-    return Points(models.round, embed(found), dataset.y_test[rows])
+    return Points(models.round, embed(inputs), dataset.y_test[examples])
 
 
-def features(models: Models, predictor: nn.Module, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def features(
+    models: Models, predictor: nn.Module, dataset: Dataset, examples: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """The features of these test examples."""
     return head_inputs(
         models.task,
         models.algorithm,
         models.experiment.batch,
-        rows,
+        examples,
         lambda some: predictor(torch.from_numpy(dataset.x_test[some])),
     )
 
 
-def sample(many: int, samples: int = SAMPLES) -> NDArray[np.int64]:
-    """Which of ``many`` test examples are in the plot: the same for every run on a dataset."""
-    return np.sort(permutation(many, 0, "t-SNE")[:samples])
+def sample(count: int, samples: int = SAMPLES) -> NDArray[np.int64]:
+    """Which of ``count`` test examples are in the plot: the same for every run on a dataset."""
+    return np.sort(permutation(count, 0, "t-SNE")[:samples])
 
 
 @torch.no_grad()
@@ -80,7 +82,7 @@ def head_inputs(
     task: Task,
     algorithm: Algorithm,
     batch: int,
-    rows: NDArray[np.int64],
+    examples: NDArray[np.int64],
     predict: Callable[[NDArray[np.int64]], object],
 ) -> NDArray[np.float64]:
     """The inputs of the head while the model predicts, with whatever the method does to them before the head."""
@@ -89,12 +91,12 @@ def head_inputs(
     hook = task.parts["head"].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     try:
         with limited(1):
-            for begin in range(0, len(rows), chunk):
-                predict(rows[begin : begin + chunk])
+            for begin in range(0, len(examples), chunk):
+                predict(examples[begin : begin + chunk])
     finally:
         hook.remove()
     together: NDArray[np.float64] = torch.cat([z.flatten(1) for z in inputs]).double().cpu().numpy()
-    if len(together) != len(rows):
+    if len(together) != len(examples):
         raise DataError("the model's head is not called once for each example", "its features are not known")
     return together
 
@@ -107,7 +109,7 @@ def embed(features: NDArray[np.float64]) -> NDArray[np.float64]:
         raise DataError(f"t-SNE needs {MIN_EXAMPLES} examples", f"there are {len(features)}")
     largest = np.abs(features).max()
     if np.ptp(features, axis=0).max() <= 1e-6 * largest:  # sklearn divides by their spread, and crashes
-        raise DataError("the model gives all examples the same features", "t-SNE has nothing to tell apart")
+        raise DataError("the model gives all examples the same features", "t-SNE has nothing to separate")
     if largest > MAX_FEATURE:
         features = features / largest
     if features.shape[1] == 1:

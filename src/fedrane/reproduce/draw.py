@@ -15,7 +15,7 @@ from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.tables import BEST, MEASURES, Entry, ResultTable
 from fedrane.reproduce.targets import Condition, Target
 
-SHORT = {"global": "G-FL", "personal": "P-FL"}
+SHORT_TITLES = {"global": "G-FL", "personal": "P-FL"}
 
 
 def figures(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
@@ -27,13 +27,13 @@ def figures(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: P
 def _kept(sweep: Sweep, what: str) -> Iterator[tuple[Condition, dict[str, Record]]]:
     """For each condition, the first seed's records that have this extra data, by the title of their row."""
     for condition in dict.fromkeys(cell.condition for cell in sweep.cells):
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         for cell in sweep.cells:
-            if cell.condition == condition and sweep.status(cell) == DONE and cell.row.title not in found:
+            if cell.condition == condition and sweep.status(cell) == DONE and cell.row.title not in records:
                 record = sweep.records[cell.key]
-                found |= {cell.row.title: record} if _drawable(record["kept"].get(what)) else {}
-        if found:
-            yield condition, found
+                records |= {cell.row.title: record} if _drawable(record["kept"].get(what)) else {}
+        if records:
+            yield condition, records
 
 
 def _drawable(kept: Any) -> bool:
@@ -51,10 +51,10 @@ def _stem(target: Target, condition: Condition, folder: Path) -> Path:
 
 def _heat_maps(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     paths: list[Path] = []
-    for condition, found in _kept(sweep, COSINES):
+    for condition, records in _kept(sweep, COSINES):
         maps = {
             title: paper_figures.Heat(kept["rounds"], np.array(kept["cosines"], dtype=np.float64))
-            for title, record in found.items()
+            for title, record in records.items()
             if (kept := record["kept"][COSINES])
         }
         paths += paper_figures.heat_maps(maps, _at(target, condition, made[0].extent), _stem(target, condition, folder))
@@ -63,9 +63,9 @@ def _heat_maps(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder
 
 def _scatters(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Path) -> list[Path]:
     paths: list[Path] = []
-    for condition, found in _kept(sweep, "tsne"):
+    for condition, records in _kept(sweep, "tsne"):
         plots, classes = {}, []
-        for title, record in found.items():
+        for title, record in records.items():
             kept = record["kept"]["tsne"]
             classes = kept["classes"]
             parts = [f"{100 * record['global']['last']['accuracy']:.1f} %"]
@@ -94,7 +94,7 @@ def _curves(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: P
                 name = row.title if len(groups) == 1 else f"{row.title}, {dataset}" + _alpha(table, alpha)
                 if points:
                     lines[name] = _line(points)
-        panels[f"{SHORT.get(table.measure, MEASURES[table.measure].title)}, best round"] = lines
+        panels[f"{SHORT_TITLES.get(table.measure, MEASURES[table.measure].title)}, best round"] = lines
     if not any(panels.values()):
         return []
     where = ", ".join(f"{dataset} α {alpha:g}" for dataset, alpha in sorted(groups))
@@ -119,15 +119,15 @@ def _pairs(target: Target, made: Sequence[ResultTable], sweep: Sweep, folder: Pa
     drawn = target.drawn or target.measures
     for table in (table for table in made if table.which == BEST and table.measure in drawn):
         for dataset, conditions in table.groups():
-            found = []
+            drawn_pairs = []
             for condition in conditions:
                 for name, rows in target.pairs.items():
                     without, having = (table.entries.get((row, condition)) for row in rows)
                     if without and having and without.mean is not None and having.mean is not None:
                         sides = [(e.mean or 0.0, e.deviation or 0.0) for e in (without, having)]
-                        found.append(paper_figures.Pair(f"α {condition.alpha:g}, {name}", *sides))
-            if found:
-                panels[f"{dataset}\n{table.how.title}"] = found
+                        drawn_pairs.append(paper_figures.Pair(f"α {condition.alpha:g}, {name}", *sides))
+            if drawn_pairs:
+                panels[f"{dataset}\n{table.how.title}"] = drawn_pairs
     if not panels:
         return []
     title = f"{target.title}\nbest round, {made[0].extent}"

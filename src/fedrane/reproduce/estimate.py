@@ -1,4 +1,4 @@
-"""How long cells will take: estimated from earlier cells of the same kind, or from a few rounds measured now.
+"""How long cells will take: estimated from earlier, similar cells, or from a few rounds measured now.
 
 A speed is that of a method on a dataset with a network, number of clients and batch size, on this device. The time of
 a cell has three parts: for each example it trains on, for each evaluation, and for what is around the rounds.
@@ -36,18 +36,18 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    row: float
+    per_example: float
     """Seconds for each training example."""
     evaluation: float
     around: float
-    rows: float
+    examples: float
     """Training examples of a round, for each epoch of the experiment."""
 
     def seconds(self, experiment: Experiment, done: int = 0) -> float:
         """The time of a cell, without its first ``done`` rounds."""
         rounds = experiment.rounds + len(experiment.algorithm.post_training()) - done
-        trained = rounds * experiment.participation * experiment.epochs * self.rows
-        return self.around + trained * self.row + rounds / experiment.eval_every * self.evaluation
+        trained = rounds * experiment.participation * experiment.epochs * self.examples
+        return self.around + trained * self.per_example + rounds / experiment.eval_every * self.evaluation
 
 
 class Speeds:
@@ -91,22 +91,22 @@ class Speeds:
 
 def measure(experiment: Experiment) -> Speed:
     """Measure a few short rounds. What they take beyond the fastest one is start-up."""
-    short = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0)
+    reduced = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0)
     if pick_device(experiment.device).type == "cpu":
-        short = _with_few_examples(short)
+        reduced = _with_fewer_examples(reduced)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(short, Path(folder) / "run")
+        result = run(reduced, Path(folder) / "run")
     wall = time.perf_counter() - began
     return _of_rounds(result, wall)
 
 
-def _with_few_examples(experiment: Experiment) -> Experiment:
+def _with_fewer_examples(experiment: Experiment) -> Experiment:
     """With fewer clients and epochs, so that a round has at most ``MAX_EXAMPLES``."""
-    rows = len(as_dataset(experiment, None).y) * (1 - experiment.partition.test)
-    if rows * experiment.epochs <= MAX_EXAMPLES:
+    examples = len(as_dataset(experiment, None).y) * (1 - experiment.partition.test)
+    if examples * experiment.epochs <= MAX_EXAMPLES:
         return experiment
-    share = min(1.0, max(MAX_EXAMPLES / rows, 1 / experiment.clients))
+    share = min(1.0, max(MAX_EXAMPLES / examples, 1 / experiment.clients))
     return experiment.replace(epochs=1, participation=share)
 
 
@@ -115,10 +115,10 @@ def _of_rounds(result: Result, wall: float) -> Speed:
     per_example = steady["seconds"] / max(steady["train/examples"], 1)
     evaluation = min(r["eval_seconds"] for r in result.history[:ROUNDS])
     inside = ROUNDS * (steady["seconds"] + evaluation)
-    rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of a finale
-    rows = sum(len(rows) for rows in result.federation.split.train)
+    rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of post-training
+    examples = sum(len(part) for part in result.federation.split.train)
     passes = e.algorithm.local_epochs(e.epochs) / e.epochs
-    return Speed(per_example, evaluation, max(wall - inside - rest, 0.0), passes * rows)
+    return Speed(per_example, evaluation, max(wall - inside - rest, 0.0), passes * examples)
 
 
 def _like(settings: Settings, device: str, engine: str) -> str:
@@ -126,7 +126,7 @@ def _like(settings: Settings, device: str, engine: str) -> str:
 
 
 def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
-    """The median over cells of the same kind. The time around the rounds is of cells that were not interrupted."""
+    """The median over similar cells. The time around the rounds is of cells that were not interrupted."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record["status"] == DONE and record["rows"] and "tune" not in record["settings"]:

@@ -1,4 +1,4 @@
-"""The record of a finished cell: the few numbers that all tables and figures are made of."""
+"""The record of a finished cell: the numbers that tables and figures are computed from."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
-    for whose in (GLOBAL, PERSONAL):
-        measured = evaluated(history, whose)
+    for model in (GLOBAL, PERSONAL):
+        measured = evaluated(history, model)
         if measured:
-            best = best_of(measured, whose)
-            record[whose] = {"best": _figures(whose, best), "last": _figures(whose, measured[-1])}
-            record[whose]["curve"] = [round(r[f"{whose}/accuracy"], 4) for r in measured]
+            best = best_of(measured, model)
+            record[model] = {"best": _figures(model, best), "last": _figures(model, measured[-1])}
+            record[model]["curve"] = [round(r[f"{model}/accuracy"], 4) for r in measured]
     if cosines := [r["cosine"] for r in history if r.get("cosine")]:
         spread = statistics.fmean(statistics.pstdev(_numbers(c)) for c in cosines)
         least = statistics.fmean(min(_numbers(c)) for c in cosines)
@@ -103,10 +103,10 @@ def device_name(device: str) -> str:
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def _figures(whose: str, record: Metrics) -> Metrics:
-    found = {name: record.get(f"{whose}/{name}") for name in FIGURES}
-    figures: Metrics = {"round": record["round"]} | {k: round(v, 5) for k, v in found.items() if v is not None}
-    figures["recall"] = [None if r is None else round(r, 4) for r in record[f"{whose}/recall"]]
+def _figures(model: str, record: Metrics) -> Metrics:
+    values = {name: record.get(f"{model}/{name}") for name in FIGURES}
+    figures: Metrics = {"round": record["round"]} | {k: round(v, 5) for k, v in values.items() if v is not None}
+    figures["recall"] = [None if r is None else round(r, 4) for r in record[f"{model}/recall"]]
     return figures
 
 
@@ -136,11 +136,11 @@ def _tsne(result: Result) -> dict[str, Any] | None:
     from sklearn.metrics import silhouette_score  # slow to import
 
     test = result.federation.test
-    rows = sample(len(test))
-    found = features(result, rows)
-    labels = test.y.cpu().numpy()[rows]
+    examples = sample(len(test))
+    inputs = features(result, examples)
+    labels = test.y.cpu().numpy()[examples]
     distinct = len(np.unique(labels))
-    positions = embed(found)
+    positions = embed(inputs)
     low, high = positions.min(0), positions.max(0)
     grid = np.rint((positions - low) / np.maximum(high - low, 1e-9).max() * GRAIN).astype(int)
     return {
@@ -148,11 +148,11 @@ def _tsne(result: Result) -> dict[str, Any] | None:
         "y": grid[:, 1].tolist(),
         "labels": labels.tolist(),
         "classes": list(result.inputs.classes),
-        "separation": round(float(silhouette_score(found, labels)), 4) if 1 < distinct < len(labels) else None,
+        "separation": round(float(silhouette_score(inputs, labels)), 4) if 1 < distinct < len(labels) else None,
     }
 
 
-def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def features(result: Result, examples: NDArray[np.int64]) -> NDArray[np.float64]:
     """The features of these test examples in the global model."""
     task, algorithm, federation = result.task, result.algorithm, result.federation
     model = algorithm.global_model(task, result.server)
@@ -161,7 +161,7 @@ def features(result: Result, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         x, y = federation.test.take(some)
         return algorithm.predict(task, model, x, torch.ones(len(y), dtype=torch.bool, device=y.device))
 
-    return head_inputs(task, algorithm, federation.batch, rows, predict)
+    return head_inputs(task, algorithm, federation.batch, examples, predict)
 
 
 COSINES = "cosines"

@@ -1,4 +1,4 @@
-"""Results as small text files, one JSON line for each finished cell. Results of several machines can be merged.
+"""Results as small text files, one JSON line for each finished cell. Results of several machines can be combined.
 
 There is a file for each dataset. A writer holds the folder's lock and replaces the whole file in one rename: processes
 cannot lose each other's lines, and a kill never leaves half a line. Lines with the same settings are the same cell;
@@ -26,7 +26,7 @@ except ImportError:  # not a Unix: nothing is locked there
 Record = dict[str, Any]
 DONE, FAILED = "done", "failed"
 NEEDED = {DONE: frozenset({"kept"}), FAILED: frozenset({"word", "reason"})}
-"""The entries that a record must have beside its settings."""
+"""The entries that a record must have in addition to its settings."""
 
 
 class ResultStore:
@@ -37,12 +37,12 @@ class ResultStore:
 
     def read(self) -> dict[str, Record]:
         """The record of each cell, by its key."""
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             for _, record in _lines(path):
                 key = key_of(record["settings"])
-                found[key] = _better(found.get(key), record)
-        return found
+                records[key] = _better(records.get(key), record)
+        return records
 
     def add(self, record: Record) -> None:
         """Write a cell's record, unless a better one is there already."""
@@ -94,10 +94,10 @@ def _better(old: Record | None, new: Record) -> Record:
         return new
     if new["status"] != DONE:
         return old
-    merged = {**new, "kept": {**old["kept"], **new["kept"]}}
+    combined = {**new, "kept": {**old["kept"], **new["kept"]}}
     if problems := {**old.get("problems", {}), **new.get("problems", {})}:
-        merged["problems"] = problems
-    return merged
+        combined["problems"] = problems
+    return combined
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:

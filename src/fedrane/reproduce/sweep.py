@@ -119,8 +119,8 @@ class Sweep:
         """The record of a cell, finished or failed; None if it was stopped."""
         experiment = _runnable(cell)
         try:
-            if (found := self._from_folder(cell)) is not None:
-                return found
+            if (record := self._from_folder(cell)) is not None:
+                return record
             began = time.perf_counter()
             fresh = not self.folder(cell).holds_run()
             with watch(cell) as callbacks:
@@ -141,14 +141,14 @@ class Sweep:
     def _run(
         self, cell: Cell, experiment: Experiment, callbacks: Sequence[Callback], stop: Callable[[], bool]
     ) -> Result:
-        folder, rows = self.folder(cell), self.source(cell)
+        folder, dataset = self.folder(cell), self.source(cell)
         if folder.finished and not folder.checkpoints():
             self._clear(folder.path)  # its model was removed but is needed now: run the cell again
         if folder.holds_run():
-            rows = rows or as_dataset(experiment, None)  # the data may have moved since
+            dataset = dataset or as_dataset(experiment, None)  # the data may have moved since
             user_code.remember(experiment)
-            return resume(folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
-        return run(experiment, folder.path, dataset=rows, callbacks=callbacks, stop=stop, calibrate=False)
+            return resume(folder.path, dataset=dataset, callbacks=callbacks, stop=stop, calibrate=False)
+        return run(experiment, folder.path, dataset=dataset, callbacks=callbacks, stop=stop, calibrate=False)
 
     def _from_folder(self, cell: Cell) -> Record | None:
         """If a record misses only what the metrics have, the cell need not be run again."""

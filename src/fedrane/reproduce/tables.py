@@ -1,4 +1,4 @@
-"""Tables of our results beside the paper's: for the terminal, as Markdown, CSV and LaTeX."""
+"""Tables of our results and the paper's: for the terminal, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Measure:
         return f"{100 * value:{sign}.2f}" if self.percent else f"{value:{sign}.3f}"
 
 
-def _accuracy(whose: str, name: str) -> Callable[[Record, str], float | None]:
-    return lambda record, which: record.get(whose, {}).get(which, {}).get(name)
+def _accuracy(model: str, name: str) -> Callable[[Record, str], float | None]:
+    return lambda record, which: record.get(model, {}).get(which, {}).get(name)
 
 
 MEASURES = {
@@ -167,8 +167,8 @@ class ResultTable:
 
     def missing_seeds(self, entry: Entry) -> str:
         """For an entry with fewer seeds than the others; what all entries miss is in the caption."""
-        most = max(other.done for other in self.entries.values())
-        return "" if entry.done == most else f" ({entry.done} of {entry.wanted} seeds)"
+        most_seeds = max(other.done for other in self.entries.values())
+        return "" if entry.done == most_seeds else f" ({entry.done} of {entry.wanted} seeds)"
 
     def theirs(self, entry: Entry) -> tuple[str, str]:
         paper = "" if entry.paper is None else self.how.text(entry.paper)
@@ -254,10 +254,10 @@ def trouble(sweep: Sweep) -> list[str]:
     for cell in sweep.cells:
         if reason := sweep.reason(cell):
             reasons.setdefault((cell.row.title, reason), []).append(cell.where)
-    return [f"{title} [{_few(where)}]: {reason}" for (title, reason), where in reasons.items()]
+    return [f"{title} [{_first_of(where)}]: {reason}" for (title, reason), where in reasons.items()]
 
 
-def _few(where: Sequence[str]) -> str:
+def _first_of(where: Sequence[str]) -> str:
     return where[0] + (f", and {len(where) - 1} more" if len(where) > 1 else "")
 
 

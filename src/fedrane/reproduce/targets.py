@@ -30,7 +30,7 @@ FOLDER: Traversable = resources.files("fedrane") / "experiments"
 COMMON, PAPER = "common", "paper"
 ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
-OURS, COMPARISON, OWN = "ours", "comparison", "own"
+OURS, COMPARISON, USERS = "ours", "comparison", "user"
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
 """Keys that have many values in a table."""
 
@@ -132,12 +132,12 @@ class Cell:
 def known() -> list[str]:
     """The targets that ship with the package, in the order of the paper."""
     order = ("table-gfl", "table-pfl", "cosine", "tsne", "clients", "epochs", "lambda-cd", "temperature", "minority")
-    found = {path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")}
-    return [*order, *sorted(found - {*order, COMMON, PAPER})]
+    shipped = {path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")}
+    return [*order, *sorted(shipped - {*order, COMMON, PAPER})]
 
 
 def targets(name: str) -> list[Target]:
-    """The target of that name, all of them, or the one in a user's own file."""
+    """The target of that name, all of them, or the one in a user's file."""
     if name.endswith(".toml"):
         return [_target(Path(name).stem, read_toml(Path(name)))]
     if name == ALL:
@@ -190,7 +190,7 @@ def _target(name: str, values: dict[str, Any]) -> Target:
         raise ConfigError(f"{name}.toml lacks {', '.join(missing)}", remedy=f"See {FOLDER / 'clients.toml'}")
     for key, value in values.items():
         if not _fits(value, hints[key]):
-            raise ConfigError(f"{name}.toml: {key} = {value!r}", f"it is {_kind_of(hints[key])}")
+            raise ConfigError(f"{name}.toml: {key} = {value!r}", f"it is {_type_name(hints[key])}")
     if values["kind"] not in KINDS:
         raise ConfigError(f"{name}.toml: kind={values['kind']!r}", remedy=nearest(values["kind"], KINDS))
     if empty := [key for key in needed if not values[key] or (key == "seeds" and values[key] < 1)]:
@@ -204,15 +204,15 @@ def _target(name: str, values: dict[str, Any]) -> Target:
 
 def _fits(value: object, hint: Any) -> bool:
     """Whether a TOML value fits a field's type."""
-    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind is tuple:
+    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is tuple:
         return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
-    if kind in (Mapping, dict):
+    if origin in (Mapping, dict):
         return isinstance(value, dict)
-    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+    return isinstance(value, int | float if origin is float else origin) and not isinstance(value, bool)
 
 
-def _kind_of(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     names = {
         str: "a text",
         int: "a whole number",
@@ -225,7 +225,7 @@ def _kind_of(hint: Any) -> str:
 
 
 def row(name: str) -> Row:
-    """The row of that name, or of a method that has none: one of the registry, or a user's own ``path.py:Class``."""
+    """The row of that name, or of a method that has none: one of the registry, or a user's ``path.py:Class``."""
     path = FOLDER / "rows" / f"{name}.toml"
     if not loading.is_reference(name) and path.is_file():
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -233,8 +233,8 @@ def row(name: str) -> Row:
         per_dataset = {key: flat(value) for key, value in values.get("datasets", {}).items()}
         return Row(name, values["title"], values["group"], settings, per_dataset)
     methods.find(name)  # an unknown name is an error at once
-    title = f"{name.rpartition(':')[2]} (own)" if loading.is_reference(name) else name
-    return Row(name, title, OWN, {"method.name": loading.absolute(name)})
+    title = f"{name.rpartition(':')[2]} (user's)" if loading.is_reference(name) else name
+    return Row(name, title, USERS, {"method.name": loading.absolute(name)})
 
 
 def row_names() -> list[str]:
@@ -250,8 +250,8 @@ def rows_of(target: Target, chosen: Sequence[str]) -> list[Row]:
     for name in chosen or target.rows:
         names += [n for n in (target.rows if name == ALL else (name,)) if n not in names]
     rows = [row(name) for name in names]
-    # As in the paper: comparison methods first, then a user's own, then ours.
-    return sorted(rows, key=lambda row: (COMPARISON, OWN, OURS).index(row.group))
+    # As in the paper: comparison methods first, then the user's, then ours.
+    return sorted(rows, key=lambda row: (COMPARISON, USERS, OURS).index(row.group))
 
 
 def conditions_of(target: Target, selection: Selection) -> list[Condition]:
@@ -288,8 +288,8 @@ def cells(target: Target, selection: Selection = Selection()) -> list[Cell]:  # 
     _check_words(words, made, idle)
     # A setting may be meant for some datasets only. Where it has no effect, the cell is the one without it.
     return [
-        make(cell.row, cell.condition, cell.seed, found) if found else cell
-        for cell, found in zip(made, idle, strict=True)
+        make(cell.row, cell.condition, cell.seed, unused) if unused else cell
+        for cell, unused in zip(made, idle, strict=True)
     ]
 
 
@@ -306,8 +306,8 @@ def _check_words(words: Mapping[str, Settings], made: Sequence[Cell], idle: Sequ
     for name, mine in words.items():
         for key, value in mine.items():
             reasons = [
-                found.get(key)
-                for cell, found in zip(made, idle, strict=True)
+                unused.get(key)
+                for cell, unused in zip(made, idle, strict=True)
                 if cell.experiment and name == (cell.row.name if key in words.get(cell.row.name, {}) else "")
             ]
             if reasons and all(reasons):
@@ -376,15 +376,17 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     """The settings for all rows, under the empty name, and those for one row only, ``NAME.KEY=value``."""
     given = parse(words, example="epochs=1 or fedprox.strength=1")
     labels = {row.name: str(row.settings["method.name"]) for row in rows}
-    shared, own = addressed(given, labels, KEYS, row_names())
-    if partitioned := [f"{name}.{key}" for name, mine in own.items() for key in mine if key.startswith("partition.")]:
+    shared, per_row = addressed(given, labels, KEYS, row_names())
+    if partitioned := [
+        f"{name}.{key}" for name, mine in per_row.items() for key in mine if key.startswith("partition.")
+    ]:
         raise ConfigError(partitioned[0], "all rows of a table are on the same partitions", "Set it for all of them")
-    for key in (key for mine in (shared, *own.values()) for key in mine):
+    for key in (key for mine in (shared, *per_row.values()) for key in mine):
         if key in FIXED:
             raise ConfigError(f"{key}=… for a table", "it has many", "Use --methods, --dataset, --alpha and --seeds")
         if key == "preset":
-            raise ConfigError("preset=… for a table", "its rows have settings of their own", "Leave it out")
-    return {"": dict(shared), **{name: dict(mine) for name, mine in own.items()}}
+            raise ConfigError("preset=… for a table", "each row has its settings", "Leave it out")
+    return {"": dict(shared), **{name: dict(mine) for name, mine in per_row.items()}}
 
 
 # ---- the identity of a cell
@@ -395,7 +397,7 @@ def settings_of(experiment: Experiment) -> Settings:
     plain = flat(_with_model(experiment).to_dict())
     settings = {key: value for key, value in plain.items() if key not in ELSEWHERE}
     digests = sources.contents(experiment)
-    for key, path in sources.own_files(experiment).items():
+    for key, path in sources.user_files(experiment).items():
         _, colon, attribute = str(settings[key]).rpartition(":") if path.suffix == ".py" else ("", "", "")
         settings[key] = f"{path.name}{colon}{attribute}"
         settings[f"{key.partition('.')[0]}.source"] = digests[key]
@@ -413,8 +415,8 @@ def _with_model(experiment: Experiment) -> Experiment:
 def key_of(settings: Mapping[str, Any]) -> str:
     """A digest. A key that was added later counts with its default, so older records keep their digest."""
     usual = defaults(str(settings["method.name"]))
-    whole = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+    complete = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
+    return hashlib.sha256(json.dumps(complete, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # ---- data
@@ -427,14 +429,14 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
     """The datasets that are not on this machine, and how to get them; an unknown name is an error."""
     states = {state.name: state for state in catalogue.status(catalogue.data_root(root or None))}
-    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name in dict.fromkeys(datasets):
         if name in states:
             if not states[name].ready:
-                found[name] = states[name].how
+                missing[name] = states[name].how
         elif not Path(name).expanduser().exists():
             raise DataError(f"no dataset, .npz file or folder is called {name!r}", "", nearest(name, catalogue.NAMES))
-    return found
+    return missing
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -446,13 +448,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     try:
         if "-" in text:
             first, last = map(int, text.split("-"))
-            found = tuple(range(first, last + 1))
+            seeds = tuple(range(first, last + 1))
         elif "," in text:
-            found = tuple(int(part) for part in text.split(",") if part.strip())
+            seeds = tuple(int(part) for part in text.split(",") if part.strip())
         else:
-            found = tuple(range(int(text)))
+            seeds = tuple(range(int(text)))
     except ValueError:
-        found = ()
-    if not found:
+        seeds = ()
+    if not seeds:
         raise ConfigError(f"--seeds {text}", "it is a count, a range or a list", "Use for instance 3, or 2-4, or 1,7")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(seeds))

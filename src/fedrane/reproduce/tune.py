@@ -1,8 +1,8 @@
 """Search of a method's best settings on validation examples. The test examples are never used.
 
 The examples are spread over the clients as for the table. Each client's test examples are removed, and a part of its
-training examples is set aside for validation. The rest is a dataset of its own, with the same clients, whose test
-examples are the validation examples: a run on it cannot see a test example, since it has none.
+training examples is set aside for validation. The rest is a new dataset with the same clients. Its
+test examples are the validation examples: a run on it cannot see a real test example.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class Tuned:
     trials: int
 
 
-def grid_of(method: str, own: Sequence[str], words: Sequence[str] = ()) -> Grid:
+def grid_of(method: str, user_grid: Sequence[str], words: Sequence[str] = ()) -> Grid:
     """The user's grid (``key=v1,v2``), or the method's with the learning rates.
 
     A key of the method's grid that the user sets is tried with that value only; one that has no effect is not tried.
     """
     fixed = parse(words)
-    if not own:
+    if not user_grid:
         made = _with_fields(method, fixed)
         idle = effects.idle_fields(made)
         plain = {f"{FIELD}{name}": values for name, values in made.grid.items() if name not in idle}
         return {key: (fixed[key],) if key in fixed else values for key, values in {"lr": LRS, **plain}.items()}
     grid: dict[str, tuple[Any, ...]] = {}
-    for word in own:
+    for word in user_grid:
         key, equals, values = word.partition("=")
         if not equals or not values:
             raise ConfigError(f"--grid {word!r} is not key=value,value", remedy="Write for instance --grid lr=0.05,0.1")
@@ -95,8 +95,8 @@ def _with_fields(method: str, words: Mapping[str, str]) -> Algorithm:
 
 def for_each(names: Sequence[str], selection: Selection) -> dict[str, Selection]:
     """The selection for each of several methods: the settings for all, and those for it only."""
-    shared, own = addressed(parse(selection.words), {name: name for name in names}, KEYS)
-    words = {name: [f"{key}={value}" for key, value in (shared | mine).items()] for name, mine in own.items()}
+    shared, per_method = addressed(parse(selection.words), {name: name for name in names}, KEYS)
+    words = {name: [f"{key}={value}" for key, value in (shared | mine).items()] for name, mine in per_method.items()}
     return {name: replace(selection, words=tuple(words[name])) for name in names}
 
 
@@ -106,7 +106,7 @@ def trials(method: str, condition: Condition, grid: Grid, selection: Selection, 
         raise ConfigError(f"--validation {validation:g}", "it is a share of training examples", "Use for instance 0.2")
     seeds = selection.seeds or (0,)
     target = Target("tune", "", "table", (), (method,), (condition.dataset,), (condition.alpha,), len(seeds))
-    found = []
+    planned = []
     for values in itertools.product(*grid.values()):
         tried = dict(zip(grid, values, strict=True))
         words = (*selection.words, *(f"{key}={value}" for key, value in tried.items()))
@@ -120,12 +120,14 @@ def trials(method: str, condition: Condition, grid: Grid, selection: Selection, 
                 f"--grid {unknown[0]}=…", "it is no key of an experiment", nearest(unknown[0], understood)
             )
         tried = {key: understood[key] for key in tried}
-        found.append(Trial(tried, [_validating(*pair, validation) for pair in zip(made, wanted, strict=True)], wanted))
-    return found
+        planned.append(
+            Trial(tried, [_validating(*pair, validation) for pair in zip(made, wanted, strict=True)], wanted)
+        )
+    return planned
 
 
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
-    """The cell on the dataset of :func:`without_test`; the setting ``tune`` keeps its record apart."""
+    """The cell on the dataset of :func:`without_test`; the setting ``tune`` makes its record a different one."""
     settings = {**cell.settings, "tune": validation}
     return replace(cell, settings=settings, experiment=on_validation(wanted, validation))
 
@@ -139,27 +141,35 @@ def _inner(validation: float) -> partitions.Partitioning:
     return partitions.Partitioning(kind="natural", test=validation)
 
 
-def without_test(rows: Dataset, wanted: Experiment, validation: float) -> Dataset:
+def without_test(dataset: Dataset, wanted: Experiment, validation: float) -> Dataset:
     """A dataset of the clients' training examples only; its test examples are those set aside for validation."""
-    everything = make_partition(wanted, rows)
+    everything = make_partition(wanted, dataset)
     kept = partitions.split(everything, wanted.seed, wanted.partition.test).train
     owner = np.repeat(np.arange(len(kept), dtype=np.int64), [len(r) for r in kept])
     index = np.concatenate(kept)
-    x, y = rows.x[index], rows.y[index]
-    inner = partitions.partition(y, len(rows.classes), 0, _inner(validation), wanted.seed, owner)
+    x, y = dataset.x[index], dataset.y[index]
+    inner = partitions.partition(y, len(dataset.classes), 0, _inner(validation), wanted.seed, owner)
     aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
     # Shuffled, as a test set is: with norm=batch a prediction depends on its batch, which one client must not fill.
     aside = aside[streams.permutation(len(aside), wanted.seed, "validation")]
     return Dataset(
-        f"{rows.name}, training examples", x, y, x[aside], y[aside], rows.classes, rows.mean, rows.std, owner
+        f"{dataset.name}, training examples",
+        x,
+        y,
+        x[aside],
+        y[aside],
+        dataset.classes,
+        dataset.mean,
+        dataset.std,
+        owner,
     )  # mean and std are the dataset's constants
 
 
 class TrialData:
     """The datasets of trials: one for each seed and partition."""
 
-    def __init__(self, found: Sequence[Trial], validation: float) -> None:
-        pairs = [pair for trial in found for pair in zip(trial.cells, trial.wanted, strict=True)]
+    def __init__(self, trials: Sequence[Trial], validation: float) -> None:
+        pairs = [pair for trial in trials for pair in zip(trial.cells, trial.wanted, strict=True)]
         self.wanted = {cell.key: experiment for cell, experiment in pairs}
         self.validation = validation
         self.made: dict[Any, Dataset] = {}
@@ -180,23 +190,23 @@ def score(sweep: Sweep, trial: Trial, measure: str) -> float | None:
             return None
         record = sweep.records[cell.key]
         asked = (GLOBAL, PERSONAL) if measure == BOTH else (measure,)
-        each = [record[whose][BEST]["accuracy"] for whose in asked if whose in record]
+        each = [record[model][BEST]["accuracy"] for model in asked if model in record]
         if not each:
             raise ConfigError(f"{cell.row.name} has no {measure} model", remedy=f"Use --measure {BOTH}")
         values.append(statistics.fmean(each))
     return statistics.fmean(values)
 
 
-def choose(sweep: Sweep, found: Sequence[Trial], condition: Condition, measure: str) -> Tuned:
+def choose(sweep: Sweep, trials: Sequence[Trial], condition: Condition, measure: str) -> Tuned:
     """The best trial; the first of equals."""
-    scored = [(value, trial) for trial in found if (value := score(sweep, trial, measure)) is not None]
-    method = found[0].cells[0].row.name
+    scored = [(value, trial) for trial in trials if (value := score(sweep, trial, measure)) is not None]
+    method = trials[0].cells[0].row.name
     if not scored:
         raise ConfigError(
-            f"no trial of {method} finished", sweep.reason(found[0].cells[0]), "Try smaller learning rates"
+            f"no trial of {method} finished", sweep.reason(trials[0].cells[0]), "Try smaller learning rates"
         )
     value, trial = max(scored, key=lambda pair: pair[0])
-    return Tuned(method, condition.dataset, condition.alpha, trial.values, value, measure, len(found))
+    return Tuned(method, condition.dataset, condition.alpha, trial.values, value, measure, len(trials))
 
 
 # ---- the file that reproduce reads
@@ -220,16 +230,16 @@ def read(path: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(entries)
 
 
-def write(path: Path, found: Tuned) -> None:
+def write(path: Path, tuned: Tuned) -> None:
     """Add to the file; replace an entry of the same method, dataset and α. Several processes may do so at once."""
     new = {
-        "method": found.method,
-        "dataset": found.dataset,
-        "alpha": found.alpha,
-        "accuracy": round(found.accuracy, 5),
-        "measure": found.measure,
-        "trials": found.trials,
-        "settings": found.settings,
+        "method": tuned.method,
+        "dataset": tuned.dataset,
+        "alpha": tuned.alpha,
+        "accuracy": round(tuned.accuracy, 5),
+        "measure": tuned.measure,
+        "trials": tuned.trials,
+        "settings": tuned.settings,
     }
     head = "# Written by fedrane tune; read by fedrane reproduce --tuned. The accuracy is on validation examples.\n"
     with open_for_more(path) as entries:

@@ -112,7 +112,7 @@ class RecordedInputs:
 
     def unused(self, experiment: Experiment) -> list[str]:
         """What changed and does not matter any more."""
-        file = sources.own_files(experiment).get("partition.file")
+        file = sources.user_files(experiment).get("partition.file")
         if file and sources.changed(self._then, {"partition.file": sources.digest(file)}):
             return [f"{file} changed since the run began: the partition in its folder is used."]
         return []

@@ -30,5 +30,5 @@ class Exploding(Algorithm):
     """Not a method: its model grows beyond all numbers."""
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        merged, record = super().aggregate(task, server, ups, cohort)
-        return tree.scale(merged, 1e39), record
+        state, record = super().aggregate(task, server, ups, cohort)
+        return tree.scale(state, 1e39), record
