@@ -35,8 +35,6 @@ from fedrane.report.runs import gather
 from flower_grids import LoopGrid, as_over_flower, trained
 from harness import USER_METHODS, metrics
 from problems import ALWAYS_TESTED, slow_except
-from harness import USER_METHODS, metrics
-from problems import FEW, slow_except
 
 CLIENTS = 4
 

@@ -19,7 +19,6 @@ from fedrane.report.runs import gather
 from fedrane.testing import conformance
 from fedrane.training.run_folder import CALIBRATION
 from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, same_run
-from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, same_run
 
 WORDS = (*TINY, "rounds=3")
 DIGITS = data.load("digits")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
-from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
 

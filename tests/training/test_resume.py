@@ -29,7 +29,6 @@ from fedrane.testing.conformance import blobs, network, states
 from fedrane.training import loop, run_folder, sessions
 from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
 from harness import USER_METHODS
-from harness import USER_METHODS
 from problems import Listener, dense, quick
 
 
