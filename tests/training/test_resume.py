@@ -468,7 +468,7 @@ def seven(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_a_network_with_other_outputs_than_classes() -> None:
     e = Experiment(clients=3, rounds=1, model_head="2")
-    with pytest.raises(ConfigError, match=r"scores of shape \(1, 7\) for one row: there are 3 classes"):
+    with pytest.raises(ConfigError, match=r"scores of shape \(1, 7\) for one example: there must be one score for each of the 3 classes"):
         fedrane.run(e, dataset=blobs(), model=seven)
 
 
