@@ -429,7 +429,7 @@ def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
     for name, more in (("one", words), ("two", (*TINY, "partition.file=it.npz"))):
         assert fedrane("run", "--out", name, *more, "rounds=1", cwd=tmp_path).status == 0
     saved = [np.load(tmp_path / path) for path in ("it.npz", "one/partition.npz", "two/partition.npz")]
-    for name in ("rows", "offsets"):
+    for name in ("examples", "offsets"):
         assert all(np.array_equal(saved[0][name], other[name]) for other in saved)
     for file in saved:
         file.close()

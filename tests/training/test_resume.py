@@ -660,7 +660,7 @@ def test_fewer_examples_are_one_clear_error(tmp_path: Path) -> None:
     stopped(of_file(data), tmp_path / "run")
     examples = blobs(60, 0)
     np.savez(data, x=examples.x, y=examples.y, x_test=examples.x_test, y_test=examples.y_test)
-    with pytest.raises(DataError, match="rows"):
+    with pytest.raises(DataError, match="for 90 examples"):
         fedrane.resume(tmp_path / "run", accept_changes=True)
 
 
