@@ -85,7 +85,7 @@ def test_each_row_counts_once() -> None:
     assert stage.local_epochs(5) == 1
     engine = Sequential(stage, fed)
     sent = engine.train_round(server, {}, [0, 1, 2], 3, 0.5, stage.local_epochs(5))
-    assert sent.ups.extra["rows"].tolist() == [20.0, 20.0, 20.0]
+    assert sent.ups.extra["examples"].tolist() == [20.0, 20.0, 20.0]
     z, y = features(fed, server)
     torch.testing.assert_close(sent.ups.extra["gram"].sum(0), z.T @ z)
     torch.testing.assert_close(sent.ups.extra["cross"].sum(0), z.T @ torch.eye(3, dtype=DOUBLE)[y])
