@@ -54,7 +54,7 @@ def test_a_table_fills_and_a_failing_row_is_marked(fedrane: Driver, tmp_path: Pa
     row = r"{} +\d+\.\d\d ± \d+\.\d\d"
     for title in ("FedAvg", "FedProx", "FedRANE w/o LRA"):
         assert re.search(row.format(title), ended.stdout), ended.stdout
-    assert re.search(r"Broken \(own\) +failed", ended.stdout)
+    assert re.search(r"Broken \(user's\) +failed", ended.stdout)
     assert "ZeroDivisionError: nobody is left" in ended.stdout
     for suffix in ("md", "csv", "tex"):
         assert "Broken" in (tmp_path / "runs" / "reproduce" / f"table-gfl.{suffix}").read_text()
