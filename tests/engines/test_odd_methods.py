@@ -79,7 +79,7 @@ class CustomGradient(Algorithm):
             for (name, value), gradient in zip(params.items(), gradients, strict=True)
         }
         stats = {name: value.detach() for name, value in outcome.stats.items()}
-        sums = {name: work.sums[name] + len(batch.y) * outcome.metrics[name].detach() for name in self.records}
+        sums = {name: work.sums[name] + len(batch.y) * outcome.metrics[name].detach() for name in work.sums}
         return work._replace(model=Model(new, stats), sums=sums)
 
     def lengths(self, gradients: Any) -> Tensor:

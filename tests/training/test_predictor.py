@@ -65,7 +65,7 @@ def test_black_and_white_is_fractions() -> None:
         (BYTES.double(), "divide by"),
         (BYTES.long(), "as uint8"),
         (BYTES.to(torch.int16) * 200, "65535"),
-        (BYTES / 255 - 0.5, "normalised"),
+        (BYTES / 255 - 0.5, "do not normalise"),
         (torch.full((2, 1, 8, 8), 1.01), "from 1.01"),
         (torch.full((2, 1, 8, 8), torch.nan), "not a number"),
         (torch.full((2, 1, 8, 8), torch.inf), "to inf"),
@@ -174,7 +174,7 @@ def test_examples_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
         (DIGITS.x_test.astype(np.float32), "divide by"),
         (DIGITS.x_test.astype(np.int64), "as uint8"),
         (DIGITS.x_test.astype(np.uint16) * 257, "65535"),
-        (DIGITS.x_test / 255 - 0.5, "normalised"),
+        (DIGITS.x_test / 255 - 0.5, "do not normalise"),
         (np.full((2, 8, 8), np.nan), "not a number"),
     ],
 )
