@@ -15,9 +15,10 @@ SOURCE = Path(fedrane.__file__).parent
 CORE = ("tree", "task", "algorithm", "ops/sgd", "errors")
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(path: Path, late: bool = True) -> set[str]:
+    """What a file imports of the library; without ``late``, only when it is imported itself."""
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), set()
+    for node in ast.walk(tree) if late else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -55,14 +56,46 @@ def test_the_core_imports_no_engine_and_no_method(name: str) -> None:
     assert not {n for n in found if allowed(n, ("engines", "flower", "methods", "run", "training", "cli", "report"))}
 
 
-@pytest.mark.parametrize(
-    ("package", "above"),
-    [("training", ("report", "reproduce", "cli")), ("report", ("reproduce", "cli")), ("reproduce", ("cli",))],
+LAYERS = (
+    ("cli",),
+    ("flower",),
+    ("reproduce",),
+    ("report", "testing"),
+    ("run", "training"),
+    ("engines",),
+    ("experiment", "config"),
+    ("methods",),
+    ("algorithm", "task", "tree", "ops", "data", "models", "kernels"),
+    ("system", "errors", "_version"),
 )
-def test_packages_import_in_one_direction(package: str, above: tuple[str, ...]) -> None:
-    """Training knows no report, a report no reproduction, and none of them the command line."""
-    for path in (SOURCE / package).rglob("*.py"):
-        assert not {name for name in imports(path) if allowed(name, above)}, path.name
+"""From the top; a module imports from its own layer and from those below it (docs/architecture.md)."""
+LATE = {("engines", "flower")}
+"""``engine=flower`` is imported when it is asked for: it needs packages that may not be there."""
+
+
+def test_rooms_import_downwards_only() -> None:
+    depth = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+    for path in sorted(SOURCE.rglob("*.py")):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room in ("__init__", "__main__"):
+            continue
+        used = {name.split(".")[1] for name in imports(path)} & depth.keys()
+        upwards = {other for other in used if depth[other] < depth[room] and (room, other) not in LATE}
+        assert not upwards, f"{path.relative_to(SOURCE)} imports {sorted(upwards)}, which are above it"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    names = {
+        path: ".".join(("fedrane", *path.relative_to(SOURCE).with_suffix("").parts)) for path in SOURCE.rglob("*.py")
+    }
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    graph = {name: imports(path, late=False) & modules.keys() - {name} for name, path in modules.items()}
+    for name in graph:  # a package runs before its modules, but does not need them to be complete
+        graph[name] -= {name.rpartition(".")[0]}
+    while leaves := [name for name, used in graph.items() if not used & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"in a cycle, or above one: {sorted(graph)}"
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "kernels").rglob("*.py")), ids=lambda path: path.stem)

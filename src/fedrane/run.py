@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fedrane import engines
-from fedrane.config import settings, sources, user_code
+from fedrane.config import settings, sources
 from fedrane.data import partition as partitions
 from fedrane.experiment import Experiment
 from fedrane.system.threads import limited
-from fedrane.training import sessions
+from fedrane.training import sessions, user_code
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.predictor import Inputs, Models

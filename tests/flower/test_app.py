@@ -20,7 +20,6 @@ import fedrane
 from asserts import same_bytes
 from fedrane import Experiment, data, report
 from fedrane.cli.app import app as command
-from fedrane.config import user_code
 from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower.app import client, models
@@ -32,6 +31,7 @@ from fedrane.methods import METHODS
 from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
+from fedrane.training import user_code
 from flower_grids import LoopGrid, as_over_flower, trained
 from harness import USER_METHODS, metrics
 from problems import ALWAYS_TESTED, slow_except

@@ -9,8 +9,8 @@ import pytest
 import fedrane
 from fedrane import Experiment, Partitioning
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.engines.evaluation import Metrics
 from fedrane.methods import METHODS
-from fedrane.training.evaluation import Metrics
 from problems import slow_except
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrane.flower.commands import flower_app
+from fedrane.cli.flower_commands import flower_app
 from fedrane.system import extras
 from harness import TINY, Driver, refused
 

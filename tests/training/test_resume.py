@@ -18,7 +18,6 @@ from torch import nn
 import fedrane
 from asserts import same_bytes, untimed
 from fedrane import Algorithm, Callback, Experiment
-from fedrane.config import user_code
 from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
 from fedrane.errors import CheckpointError, ConfigError, DataError
@@ -26,7 +25,7 @@ from fedrane.methods import METHODS, Method
 from fedrane.report.comparison import compare
 from fedrane.report.runs import gather
 from fedrane.testing.conformance import blobs, network, states
-from fedrane.training import loop, run_folder, sessions
+from fedrane.training import loop, run_folder, sessions, user_code
 from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
 from harness import USER_METHODS
 from problems import Listener, dense, quick
@@ -403,7 +402,7 @@ def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: p
     forget(monkeypatch, tmp_path)
     if gone:
         file.unlink()
-    monkeypatch.setattr(fedrane.config.loading, "_from_file", lambda *a: pytest.fail("code was run"))
+    monkeypatch.setattr(fedrane.system.loading, "_from_file", lambda *a: pytest.fail("code was run"))
     for action in (fedrane.load, fedrane.resume):
         with pytest.raises(ConfigError, match=r"names code: method=.*own\.py.*--trust-code"):
             action(tmp_path / "run")
@@ -465,7 +464,7 @@ def test_a_compiled_file_beside_the_code_is_not_run(tmp_path: Path) -> None:
     file.write_text("VALUE = 1\n")
     py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     file.write_text("VALUE = 2\n")
-    assert fedrane.config.loading.load(f"{file}:VALUE", "model") == 2
+    assert fedrane.system.loading.load(f"{file}:VALUE", "model") == 2
 
 
 def seven(shape: tuple[int, ...], classes: int) -> nn.Module:

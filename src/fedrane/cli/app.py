@@ -9,9 +9,9 @@ import typer
 
 from fedrane._version import __version__
 from fedrane.cli import data_commands, method_commands, report_commands, reproduce_commands, run_commands
+from fedrane.cli.flower_commands import flower_app
 from fedrane.config.settings import ALIASES, FIELD, dotted
 from fedrane.experiment import Experiment
-from fedrane.flower.commands import flower_app
 
 app = typer.Typer(
     help="Federated learning on non-IID data: train, compare, report, reproduce.",

@@ -17,12 +17,12 @@ from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.cli.console import write_line
 from fedrane.config.effects import uses_alpha
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.report.style import clock, count, describe_round, percent, speed
 from fedrane.system import extras
 from fedrane.system.files import clear_errors
 from fedrane.training.callbacks import Callback
-from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result
 
 

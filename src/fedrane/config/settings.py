@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from fedrane import methods
 from fedrane.algorithm import Algorithm
-from fedrane.config import loading
 from fedrane.errors import ConfigError, nearest
+from fedrane.system import loading
 
 Settings = dict[str, Any]
 """An experiment's values by their dotted keys."""

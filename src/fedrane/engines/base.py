@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation, Pool
+from fedrane.engines import evaluation
+from fedrane.engines.evaluation import Metrics, Predicted
 from fedrane.task import Client, Model, State
-from fedrane.training import evaluation
-from fedrane.training.evaluation import Metrics, Predicted
 
 
 class Trained(NamedTuple):
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Train these clients from the server's state; ``client_states`` has those of clients that trained before."""
 
     def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
-        """Every measure of :mod:`fedrane.training.evaluation` that the method's models allow, over all clients."""
+        """Every measure of :mod:`fedrane.engines.evaluation` that the method's models allow, over all clients."""
 
 
 class LocalEngine(ABC):

@@ -19,9 +19,9 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool
 from fedrane.engines.base import LocalEngine, Trained
+from fedrane.engines.evaluation import Predicted
 from fedrane.errors import FedraneError
 from fedrane.task import Batch, Client, Context, Model, State
-from fedrane.training.evaluation import Predicted
 
 T = TypeVar("T")
 MAX_PREDICT_EXAMPLES = 1024

@@ -31,12 +31,12 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool, each_of
 from fedrane.engines.base import LocalEngine, Trained
+from fedrane.engines.evaluation import Predicted
 from fedrane.engines.replay import overwrite
 from fedrane.engines.sequential import Sequential, not_replayed
 from fedrane.engines.static_step import StaticStep
 from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.task import Batch, Client, Context, Model, State
-from fedrane.training.evaluation import Predicted
 
 MAX_STACKED_CLIENTS = {"cuda": 64, "cpu": 256}
 """Clients of a stack, by device: more of them add little speed."""

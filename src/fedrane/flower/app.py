@@ -15,7 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.config import user_code
 from fedrane.data.federation import Federation
 from fedrane.data.partition import Split, split_client
 from fedrane.data.readers import read_labelled
@@ -27,6 +26,7 @@ from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.server import ServerSettings, serve
 from fedrane.task import Model, State
+from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, Predictor
 from fedrane.training.run_folder import Checkpoint, read, write
 from fedrane.training.setup import algorithm_at, as_dataset, at_rest, make_partition

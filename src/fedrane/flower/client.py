@@ -16,6 +16,7 @@ from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation
 from fedrane.engines import automatic_threads
+from fedrane.engines.evaluation import tally_predictions
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import FedraneError
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState, derive_first_state, initial_server_state
@@ -23,7 +24,6 @@ from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, 
 from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, tally_record
 from fedrane.system.threads import limited
 from fedrane.task import Context, Model, State
-from fedrane.training.evaluation import tally_predictions
 from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 

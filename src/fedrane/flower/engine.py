@@ -12,6 +12,7 @@ from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation
 from fedrane.engines.base import Trained
+from fedrane.engines.evaluation import Metrics, Tally, official, over_clients, overall, validation
 from fedrane.engines.sequential import Sequential, stack_clients
 from fedrane.errors import FedraneError
 from fedrane.flower.client_state import NEVER, derive_first_state, initial_server_state
@@ -19,7 +20,6 @@ from fedrane.flower.codec import Encoder, Layout, MessageError, decode, digest, 
 from fedrane.flower.messages import EVALUATE, TRAIN, ClientReply, ClientRequest, is_finite_number, read_tally
 from fedrane.flower.nodes import NodePool
 from fedrane.task import Client, Context, Model, State
-from fedrane.training.evaluation import Metrics, Tally, official, over_clients, overall, validation
 from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
 

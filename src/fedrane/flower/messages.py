@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from fedrane.engines.evaluation import Tally
 from fedrane.flower.codec import MessageError
 from fedrane.task import State
-from fedrane.training.evaluation import Tally
 
 TRAIN, EVALUATE, QUERY, DELIVER = "train", "evaluate", "query", "evaluate.deliver"
 """Flower's message types; a client that is delivered a model keeps it."""

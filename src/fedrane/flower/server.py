@@ -19,8 +19,9 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedrane import data
-from fedrane.config import sources, user_code
+from fedrane.config import sources
 from fedrane.data.partition import Split
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.experiment import Experiment
 from fedrane.flower.engine import MessageBuilder
@@ -30,9 +31,8 @@ from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.remote import RemoteFederation, make_engine
 from fedrane.report.style import describe_round
 from fedrane.system.threads import limited
-from fedrane.training import sessions
+from fedrane.training import sessions, user_code
 from fedrane.training.callbacks import Callback
-from fedrane.training.evaluation import Metrics
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.result import Result
 from fedrane.training.resume import OLDER

@@ -34,6 +34,7 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
 from fedrane.engines.base import Trained
+from fedrane.engines.evaluation import Metrics
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.flower.client import LocalClient, client_app, client_folder
@@ -42,7 +43,6 @@ from fedrane.flower.engine import FlowerEngine
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.nodes import NodePool
 from fedrane.task import Model, State
-from fedrane.training.evaluation import Metrics
 
 FEDERATION = "federation.pickle"
 POLL_INTERVAL = 0.01

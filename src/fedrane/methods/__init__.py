@@ -13,7 +13,6 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedrane.algorithm import Algorithm
-from fedrane.config import loading
 from fedrane.errors import ConfigError, nearest
 from fedrane.methods.apple import APPLE
 from fedrane.methods.ditto import Ditto
@@ -30,6 +29,7 @@ from fedrane.methods.moon import MOON
 from fedrane.methods.pfedme import PFedMe
 from fedrane.methods.scaffold import Scaffold
 from fedrane.methods.spherefed import SphereFed
+from fedrane.system import loading
 
 
 @dataclass(frozen=True)

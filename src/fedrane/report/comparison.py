@@ -16,15 +16,17 @@ from rich.table import Table
 
 from fedrane import engines, methods
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.config import effects, loading, sources, user_code
+from fedrane.config import effects, sources
 from fedrane.config.settings import dotted
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.experiment import Experiment, read_toml
 from fedrane.run import resume, run
+from fedrane.system import loading
 from fedrane.system.files import write_atomically
+from fedrane.training import user_code
 from fedrane.training.callbacks import Callback
-from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Inputs
 from fedrane.training.run_folder import COMPARISON, CONFIG, METADATA, METRICS, SUMMARY, Folder, read_labels
 from fedrane.training.setup import automatic_model

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.engines.evaluation import Metrics
 from fedrane.report.comparison import Cell
 from fedrane.report.runs import Line, Run
 from fedrane.training import timing
-from fedrane.training.evaluation import Metrics
 
 Floats = NDArray[np.float64]
 MODEL_TYPES = (GLOBAL, PERSONAL)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fedrane.config.settings import NAME, dotted
 from fedrane.engines import DEPLOYED
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
-from fedrane.training.evaluation import Metrics
 from fedrane.training.run_folder import CONFIG, METADATA, Folder
 
 DEPTH = 3

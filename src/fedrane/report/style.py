@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.training.evaluation import Metrics
+from fedrane.engines.evaluation import Metrics
 
 # Mid-tones that are visible on white and on a dark page; neighbours differ in hue and in lightness.
 COLOURS = (

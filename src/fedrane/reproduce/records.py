@@ -16,11 +16,11 @@ from torch import Tensor
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.config.settings import Settings
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import Diverged, FedraneError
 from fedrane.report.tsne import embed, head_inputs, sample
 from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.training import timing
-from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result, best_of, evaluated
 
 FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from fedrane.config import user_code
 from fedrane.data.dataset import Dataset
 from fedrane.errors import FileError, NoEffect
 from fedrane.experiment import Experiment
@@ -21,6 +20,7 @@ from fedrane.reproduce.results import DONE, FAILED, Record, ResultStore, lock
 from fedrane.reproduce.targets import Cell
 from fedrane.run import resume, run
 from fedrane.system.files import clear_errors
+from fedrane.training import user_code
 from fedrane.training.callbacks import Callback
 from fedrane.training.result import Result
 from fedrane.training.run_folder import Folder

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fedrane import engines, methods, models
-from fedrane.config import effects, loading, sources
+from fedrane.config import effects, sources
 from fedrane.config.settings import FIELD, WORD, Settings, addressed, canonical, flat, nested, parse
 from fedrane.data import catalogue
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
+from fedrane.system import loading
 from fedrane.training.setup import automatic_model
 
 FOLDER: Traversable = resources.files("fedrane") / "experiments"

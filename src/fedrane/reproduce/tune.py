@@ -20,7 +20,7 @@ import numpy as np
 
 from fedrane import methods
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid
-from fedrane.config import effects, loading
+from fedrane.config import effects
 from fedrane.config.settings import FIELD, Settings, addressed, canonical, flat, nested, parse
 from fedrane.data import partition as partitions
 from fedrane.data import streams
@@ -31,6 +31,7 @@ from fedrane.reproduce.results import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.tables import BEST
 from fedrane.reproduce.targets import Cell, Condition, Selection, Target, cells, row
+from fedrane.system import loading
 from fedrane.system.files import as_toml, write_atomically
 from fedrane.training.setup import as_dataset, make_partition
 

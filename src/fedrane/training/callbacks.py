@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
-from fedrane.training.evaluation import Metrics
 from fedrane.training.result import Result
 
 

@@ -17,6 +17,7 @@ from fedrane.algorithm import GLOBAL, Algorithm
 from fedrane.data import sampling
 from fedrane.data.federation import Federation
 from fedrane.engines import Engine, Trained
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import Diverged
 from fedrane.experiment import Experiment
 from fedrane.system.threads import limited
@@ -24,7 +25,6 @@ from fedrane.task import State
 from fedrane.training import timing
 from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
-from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Inputs
 from fedrane.training.result import Result, last_round, stalled
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder

@@ -10,9 +10,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.training.callbacks import Callback
-from fedrane.training.evaluation import Metrics
 from fedrane.training.loop import PHASES
 from fedrane.training.result import Result
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.training import timing
-from fedrane.training.evaluation import Metrics
 from fedrane.training.predictor import Models
 
 

@@ -10,14 +10,16 @@ from torch import nn
 
 from fedrane import methods, tree
 from fedrane.algorithm import Algorithm
-from fedrane.config import loading, sources, user_code
+from fedrane.config import sources
 from fedrane.config.settings import dotted
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Federation
+from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
+from fedrane.system import loading
 from fedrane.task import State, Task
-from fedrane.training.evaluation import Metrics
+from fedrane.training import user_code
 from fedrane.training.result import last_round, stalled
 from fedrane.training.run_folder import CONFIG, METADATA, PARTITION, Checkpoint, Folder, empty_dicts
 from fedrane.training.setup import Network, Source

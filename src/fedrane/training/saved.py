@@ -7,9 +7,10 @@ import warnings
 
 import numpy as np
 
-from fedrane.config import sources, user_code
+from fedrane.config import sources
 from fedrane.errors import CheckpointError
 from fedrane.task import Task
+from fedrane.training import user_code
 from fedrane.training.calibration import Calibration
 from fedrane.training.predictor import Inputs, Models
 from fedrane.training.run_folder import CALIBRATION, METADATA, Checkpoint, Folder

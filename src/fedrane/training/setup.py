@@ -10,7 +10,7 @@ from torch import nn
 
 from fedrane import data, engines, models
 from fedrane.algorithm import Algorithm
-from fedrane.config import effects, loading, settings
+from fedrane.config import effects, settings
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Federation
@@ -19,6 +19,7 @@ from fedrane.engines.processes import impossible
 from fedrane.errors import ConfigError
 from fedrane.experiment import PYTHON, Experiment
 from fedrane.ops.sgd import SGD
+from fedrane.system import loading
 from fedrane.system.threads import cores
 from fedrane.task import Task
 

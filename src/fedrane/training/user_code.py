@@ -13,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedrane.config import loading, sources
+from fedrane.config import sources
 from fedrane.config.settings import flat
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
+from fedrane.system import loading
 from fedrane.system.files import write_atomically
 from fedrane.training.run_folder import CODE, CONFIG, DIGESTS, Folder
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation, Pool
 from fedrane.data.partition import Split
+from fedrane.engines.evaluation import Predicted, evaluate, minority_classes
 from fedrane.task import Model, State
-from fedrane.training.evaluation import Predicted, evaluate, minority_classes
 from problems import federation, table
 
 NOBODY = State(Model({}, {}), {})
