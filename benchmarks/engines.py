@@ -2,8 +2,10 @@
 
 (a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
 one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
-(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. An example counts each
-time it is trained on; padding does not. Ratios are taken within one run.
+(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. On a GPU (e) is (d) with
+the library's convolutions, grouped by ``vmap``, instead of our kernels, and (f) is (d) with a captured step and a stream
+for each client instead of stacks. An example counts each time it is trained on; padding does not. Ratios are taken
+within one run.
 
     python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from _harness import arguments, save
@@ -25,6 +28,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
+from fedrane.engines import stacked
+from fedrane.kernels import dispatch
 from fedrane.models import build
 from fedrane.run import run
 from fedrane.training.callbacks import Callback
@@ -165,6 +170,15 @@ def cases(
         for precision in precisions:
             fast = {"engine": "auto", "precision": precision, "epochs": epochs}
             yield method, f"(d) auto, {precision}", case(ours, method, rounds, **fast)
+            if device.type == "cuda":
+                with patch.object(dispatch, "ENABLED", False):
+                    yield method, f"(e) kernels off, {precision}", case(ours, method, rounds, **fast)
+                with patch.object(stacked, "split_over_streams", one_client_each):
+                    yield method, f"(f) streams, {precision}", case(ours, method, rounds, **fast)
+
+
+def one_client_each(steps: list[int], max_streams: int) -> list[slice]:
+    return [slice(k, k + 1) for k in range(len(steps))]
 
 
 def main() -> None:
