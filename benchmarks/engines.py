@@ -2,10 +2,10 @@
 
 (a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
 one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
-(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. On a GPU (e) is (d) with
-the library's convolutions, grouped by ``vmap``, instead of our kernels, and (f) is (d) with a captured step and a stream
-for each client instead of stacks. An example counts each time it is trained on; padding does not. Ratios are taken
-within one run.
+(c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. On a GPU, (e) is (d)
+with the library's convolutions, grouped by ``vmap``, instead of our kernels, and (f) is (d) with a captured step and a
+stream for each client instead of stacks. An example counts each time it is trained on; padding does not. Ratios are
+taken within one run.
 
     python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """
