@@ -79,11 +79,11 @@ def evaluate(
     if GLOBAL in algorithm.models_on(task):
         model = algorithm.global_model(task, server)
         metrics |= official(engine, federation, model)
-        tested, held_out[GLOBAL] = tally_predictions(engine, federation, algorithm, [model] * federation.population)
+        tested, held_out[GLOBAL] = tally_predictions(engine, federation, [model] * federation.population)
         metrics |= over_clients("global/local_", tested)
     if PERSONAL in algorithm.models_on(task):
         models = [engine.personal(server, client_states.get(k), k, round) for k in everyone]
-        tested, held_out[PERSONAL] = tally_predictions(engine, federation, algorithm, models)
+        tested, held_out[PERSONAL] = tally_predictions(engine, federation, models)
         metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested)
     return metrics | validation(held_out)
 
@@ -95,9 +95,7 @@ def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
     return overall(GLOBAL, [Tally.of(predicted, _labels(federation.test), no_minority)])
 
 
-def tally_predictions(
-    engine: Predicts, federation: Federation, algorithm: Algorithm, models: list[Model]
-) -> tuple[list[Tally], list[Tally]]:
+def tally_predictions(engine: Predicts, federation: Federation, models: list[Model]) -> tuple[list[Tally], list[Tally]]:
     """Return the tallies of each client's model on its local test set and on its validation set."""
     together, split = not federation.task.depends_on_batch, federation.split
     tested, held = (

@@ -136,7 +136,7 @@ class RequestHandler:
         content, client = RecordDict(), self.client
         for which, model in self._models().items():
             models = [model] * client.federation.population
-            tallies = tally_predictions(self.engine, client.federation, client.algorithm, models)
+            tallies = tally_predictions(self.engine, client.federation, models)
             for part, each in zip(("test", "validation"), tallies, strict=True):
                 if each:
                     content[f"{which}.{part}"] = tally_record(each[client.index], client.reports_classes)
