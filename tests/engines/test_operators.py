@@ -127,6 +127,7 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "compared": lambda x: x * ((x > 0) & (x < 2) | (x == 1) | ~(x >= WEIGHT) | (x != WEIGHT) | (x <= 1)),
     "shapes": lambda x: torch.cat([*x.split(2), x.flip(0), x.roll(1, 1), torch.stack([x, x]).flatten(0, 1)]),
     "tiled": lambda x: x.repeat(2, 1) + x.repeat_interleave(2, 0) + x.tile(2, 1) + x.unfold(0, 2, 1).sum() * 0,
+    "slices": lambda x: x[1:, ::2] + x[:3, 1::2],
     "triangles": lambda x: x.tril() + x.triu(1) + x.diagonal().sum() + torch.diag_embed(x[0]),
     "gathered": lambda x: x.gather(1, Y[:, None]) + x[Y] + x.index_select(0, Y) + F.embedding(Y, x),
     "scattered": lambda x: torch.zeros(4, 4).scatter_add(0, Y.expand(4, 4), x) + torch.zeros(4, 4).index_add(0, Y, x),

@@ -30,11 +30,12 @@ new_zeros nll_loss_backward nll_loss_forward norm.ScalarOpt_dim ones ones_like p
 pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod.dim_int promote_types reciprocal reciprocal_ reflection_pad1d
 reflection_pad2d reflection_pad2d_backward relu relu_ repeat roll round rsqrt rsub.Scalar scalar_tensor scatter.src
 scatter.value scatter_add select.int select_backward sgn sigmoid sigmoid_ sigmoid_backward sign silu sin slice.Tensor
-smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward sort sort.stable split.Tensor sqrt squeeze.dim
-squeeze.dims squeeze_.dim squeeze_.dims stack std.correction sub.Scalar sub.Tensor sub_.Tensor sum sum.dim_IntList t t_
-tanh tanh_ tanh_backward threshold_backward topk transpose.int transpose_ tril triu unbind.int unfold unfold_backward
-unsafe_split.Tensor unsqueeze unsqueeze_ upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d
-upsample_nearest2d_backward var.correction var_mean.correction view where.self xlogy.Tensor zeros zeros_like
+slice_backward smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward sort sort.stable split.Tensor sqrt
+squeeze.dim squeeze.dims squeeze_.dim squeeze_.dims stack std.correction sub.Scalar sub.Tensor sub_.Tensor sum
+sum.dim_IntList t t_ tanh tanh_ tanh_backward threshold_backward topk transpose.int transpose_ tril triu unbind.int
+unfold unfold_backward unsafe_split.Tensor unsqueeze unsqueeze_ upsample_bilinear2d upsample_bilinear2d_backward
+upsample_nearest2d upsample_nearest2d_backward var.correction var_mean.correction view where.self xlogy.Tensor zeros
+zeros_like
 """
 
 REPLAYABLE = frozenset(f"aten::{name}" for name in _ATEN.split())
