@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -182,18 +181,18 @@ def gradient(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(total)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+NOT_STACKED = ("tiled", "lstm", "in place")
+"""PyTorch has no batching rule for an operator of these: under ``vmap`` it warns and takes one client at a time."""
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    [*((name, False) for name in LAYERS), *((name, True) for name in LAYERS if name not in NOT_STACKED)],
+)
 def test_common_layers_are_replayed_with_the_same_bits(name: str, stacked: bool) -> None:
     one = gradient(LAYERS[name])
     work = torch.vmap(one) if stacked else lambda x: one(x[0])[None]
     x, out = (torch.zeros(3 if stacked else 1, 4, 4) for _ in range(2))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            work(x + 1)
-    except (RuntimeError, NotImplementedError, UserWarning) as error:
-        pytest.skip(f"PyTorch does not stack it: {error}")
     recorded = Recording(lambda: out.copy_(work(x)), [out])
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
