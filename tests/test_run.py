@@ -462,3 +462,17 @@ def test_a_comparison_takes_for_auto_only_what_auto_can_come_to(tmp_path: Path) 
                     compare({"fedavg": plain}, [0], tmp_path / "all")
     config.write_text(settled.replace('"cpu"', '"cuda"').replace('"float32"', '"bf16"'))
     assert compare({"fedavg": plain}, [0], tmp_path / "all")
+
+
+class LargeBatches(fedrane.Algorithm):
+    """Cannot say what it records from two examples."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        loss, outcome = super().objective(task, ctx, model, batch)
+        metrics = {**outcome.metrics, "other": loss} if len(batch.y) > 2 else outcome.metrics
+        return loss, outcome._replace(metrics=metrics)
+
+
+def test_metrics_that_depend_on_the_batch_are_an_error() -> None:
+    with pytest.raises(ValueError, match="the metrics loss, other, and loss for a batch of two"):
+        fedrane.run(quick(method=LargeBatches(), engine="sequential"))

@@ -131,6 +131,9 @@ class Algorithm:
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
         trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
         examples = batch.mask.sum().to(work.examples.dtype)
+        if outcome.metrics.keys() != work.sums.keys():
+            given, known = ", ".join(outcome.metrics), ", ".join(work.sums)
+            raise ValueError(f"objective returns the metrics {given}, and {known} for a batch of two zero inputs")
         sums = {name: work.sums[name] + examples * outcome.metrics[name].detach() for name in work.sums}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
         return work._replace(model=model, velocity=velocity, examples=work.examples + examples, sums=sums)
@@ -216,10 +219,10 @@ def _metric_names(algorithm: Algorithm, task: Task, ctx: Context, model: Model) 
     known = _names.setdefault(task, {})
     if (key := f"{type(algorithm)} {algorithm}") not in known:
         x = torch.zeros(2, *task.shape, dtype=task.dtype, device=task.device)
-        y, mask = (torch.zeros(2, dtype=dtype, device=task.device) for dtype in (torch.int64, torch.bool))
+        y = torch.zeros(2, dtype=torch.int64, device=task.device)
         try:
             with torch.no_grad(), disabled():  # kernels would be compiled for this size of batch alone
-                _, outcome = algorithm.objective(task, ctx, model, Batch(x, y, ~mask, y[0], full=True))
+                _, outcome = algorithm.objective(task, ctx, model, Batch(x, y, y == 0, y[0], full=True))
         except Exception:  # noqa: BLE001 - the first step raises it again, where it belongs
             return ("loss",)
         known[key] = tuple(outcome.metrics)
