@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+COVERAGE := $(if $(CI),--cov=fedrane --cov-report=term:skip-covered)  # a fifth slower
 DEMO_METHODS := fedavg,spherefed,fedrane
 DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
@@ -24,7 +25,7 @@ check: $(READY) ## Format, lint and types
 	$(BIN)/mypy
 
 test: check ## Check, then the tests that are not marked slow (within 8 minutes on two cores)
-	$(BIN)/pytest -n 2 -m 'not slow' --ignore tests/deploy
+	$(BIN)/pytest -n 2 -m 'not slow' --ignore tests/deploy $(COVERAGE)
 
 test-slow: $(READY) ## What make test leaves out: slow tests, the examples in docstrings, test-deploy
 	$(BIN)/pytest -n 2 -m slow --ignore tests/deploy

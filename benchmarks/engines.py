@@ -3,9 +3,9 @@
 (a) is the loop most libraries have: ``nn.Module``, ``DataLoader`` over normalised tensors, ``optimizer.step``,
 one client after another, and the average of the uploads; (b) is the same with tensors on the device and no loader.
 (c) and (d) are whole rounds of ``fedrane``, with gathering and aggregation, without evaluation. On a GPU, (e) is (d)
-with the library's convolutions, grouped by ``vmap``, instead of our kernels, and (f) is (d) with a captured step and a
-stream for each client instead of stacks. An example counts each time it is trained on; padding does not. Ratios are
-taken within one run.
+with the library's convolutions, grouped by ``vmap``, instead of our kernels, (f) is (d) with a captured step and a
+stream for each client instead of stacks, and (g) is (f) with the library's convolutions. An example counts each time it
+is trained on; padding does not. Ratios are taken within one run.
 
     python benchmarks/engines.py [--data-root DIR] [--datasets fmnist,cifar10] [--slow-epochs 1] [--epochs 5]
 """
@@ -175,6 +175,8 @@ def cases(
                     yield method, f"(e) kernels off, {precision}", case(ours, method, rounds, **fast)
                 with patch.object(stacked, "split_over_streams", one_client_each):
                     yield method, f"(f) streams, {precision}", case(ours, method, rounds, **fast)
+                    with patch.object(dispatch, "ENABLED", False):
+                        yield method, f"(g) streams, kernels off, {precision}", case(ours, method, rounds, **fast)
 
 
 def one_client_each(steps: list[int], max_streams: int) -> list[slice]:

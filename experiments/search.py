@@ -191,28 +191,44 @@ class Halving(Search):
 
 
 class Contest(Search):
-    """Every method's settings, one key after the other: of a key's values the best is kept while the next is chosen."""
+    """Every method's settings, one key after the other: of a key's values the best is kept while the next is chosen.
+    In the end the choice runs for longer, with the two best values of the first key, the learning rate."""
 
     def pieces(self) -> Iterator[Piece]:
         for method in self.plan["methods"]:
-            for pieces in self.tried(method)[0].values():
+            first, final, _ = self.tried(method)
+            for pieces in (*first.values(), *final.values()):
                 yield from pieces
 
-    def tried(self, method: str) -> tuple[dict[str, list[Piece]], dict[str, Any] | None]:
-        """The settings to run, as far as what was recorded decides them, and the choice once all have been run."""
+    def tried(self, method: str) -> tuple[dict[str, list[Piece]], dict[str, list[Piece]], dict[str, Any] | None]:
+        """The short runs and the long ones, as far as what was recorded decides them, and the choice."""
         lists = self.plan["methods"][method]
         chosen: dict[str, Any] = {"method": method, **{key: values[0] for key, values in lists.items()}}
         trials: dict[str, list[Piece]] = {}
+        rates = []
         for key, values in lists.items():
             stage = [chosen | {key: value} for value in values]
-            titles = [self.title(method, settings) for settings in stage]
-            runs = [self.runs(title, each, self.plan["rounds"]) for title, each in zip(titles, stage, strict=True)]
-            trials |= dict(zip(titles, runs, strict=True))
-            scores = [self.score(pieces) for pieces in runs]
-            if None in scores:
-                return trials, None
-            chosen = max(zip(stage, scores, strict=True), key=lambda pair: pair[1] or 0.0)[0]
-        return trials, chosen
+            ranked, pieces = self.ranked(method, stage, self.plan["rounds"])
+            trials |= pieces
+            if not ranked:
+                return trials, {}, None
+            rates = rates or [settings[key] for settings in ranked[:2]]
+            chosen = ranked[0]
+        finalists = [chosen | {next(iter(lists)): rate} for rate in rates]
+        ranked, final = self.ranked(method, finalists, self.plan["final"])
+        return trials, final, ranked[0] if ranked else None
+
+    def ranked(
+        self, method: str, several: list[dict[str, Any]], rounds: int
+    ) -> tuple[list[dict[str, Any]], dict[str, list[Piece]]]:
+        """The settings, the best first, or none while a run is missing; and their runs."""
+        titles = [self.title(method, settings) for settings in several]
+        trials = {title: self.runs(title, each, rounds) for title, each in zip(titles, several, strict=True)}
+        scores = [self.score(pieces) for pieces in trials.values()]
+        if None in scores:
+            return [], trials
+        order = sorted(range(len(several)), key=lambda i: -(scores[i] or 0.0))
+        return [several[i] for i in order], trials
 
     def title(self, method: str, settings: Mapping[str, Any]) -> str:
         """The values of what has several."""
@@ -221,8 +237,10 @@ class Contest(Search):
 
     def show(self) -> None:
         for method in self.plan["methods"]:
-            trials, chosen = self.tried(method)
-            self.table(f"{self.plan['rounds']} rounds", trials)
+            first, final, chosen = self.tried(method)
+            for rounds, trials in ((self.plan["rounds"], first), (self.plan["final"], final)):
+                if any(self.score(pieces) is not None for pieces in trials.values()):
+                    self.table(f"{rounds} rounds", trials)
             if chosen:
                 print("\nChosen:", self.title(method, chosen))
 

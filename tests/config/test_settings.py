@@ -202,7 +202,8 @@ def test_a_preset_under_another_method() -> None:
     e, notices = Experiment.asked(["method=fedavg", "preset=paper"])
     assert (e.method_name, e.lr) == ("fedavg", 0.5)
     assert as_messages(notices) == [
-        "preset=paper: method.length=ball is not used: meant for fedrane, and the method is fedavg"
+        "preset=paper: method.length=ball and method.power=0.0 and method.scope=model and method.calibrate=False "
+        "are not used: meant for fedrane, and the method is fedavg"
     ]
 
 
@@ -212,7 +213,8 @@ def test_a_file_between_a_preset_and_words(file: Path) -> None:
     e = Experiment.from_toml(file)
     assert (e.lr, e.batch, e.to_dict()["method"]["blend"], e.to_dict()["method"]["length"]) == (0.3, 128, 0.5, "ball")
     _, notices = Experiment.asked(["method=local"], file)
-    assert [(n.source, n.key) for n in notices] == [("preset=paper", "method.length"), (str(file), "method.blend")]
+    of_preset = [("preset=paper", f"method.{key}") for key in ("length", "power", "scope", "calibrate")]
+    assert [(n.source, n.key) for n in notices] == [*of_preset, (str(file), "method.blend")]
 
 
 # ---- several methods
@@ -402,7 +404,7 @@ def test_the_needs_of_methods_name_their_fields() -> None:
     for name, entry in METHODS.items():
         for condition, named in entry.cls.needs.items():
             assert {condition.partition("=")[0], *named} <= entry.fields.keys(), name
-            assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce"}
+            assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce", "direct"}
 
 
 def test_which_networks_have_batchnorm() -> None:

@@ -278,7 +278,7 @@ def test_processes_do_not_outlive_the_run(tmp_path: Path, end: signal.Signals) -
 
     def slow(_: Sequential, item: int) -> None:
         (tmp_path / str(os.getpid())).touch()
-        time.sleep(60)
+        time.sleep(3 * PATIENCE)
 
     def run() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import tree
 from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
@@ -161,25 +160,33 @@ def test_the_calibrated_head_is_the_global_models_alone() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.5, "participation": 0.5, "clients": 6}])
 def test_it_is_fedrane_without_its_two_parts(settings: dict[str, Any]) -> None:
-    mine, other = (
-        fedrane.run(quick(method=method, rounds=3, lr=0.3, **settings))
-        for method in (SphereFed(calibrate=False), FedRANE(lra=False, gne=False))
-    )
-    same_bytes(states(mine), states(other))
-    assert untimed(mine.history) == untimed(other.history)
+    """With and without its calibration."""
+    for calibrate in (True, False):
+        mine, other = (
+            fedrane.run(quick(method=method, rounds=3, lr=0.3, **settings))
+            for method in (SphereFed(calibrate=calibrate), FedRANE(lra=False, gne=False, calibrate=calibrate))
+        )
+        same_bytes(states(mine), states(other))
+        assert untimed(mine.history) == untimed(other.history)
+        assert len(mine.history) == 3 + calibrate
 
 
-def test_policies_under_which_features_are_not_one_function() -> None:
-    """norm=batch: calibrated on features of training batches, as in evaluation; norm=local: not calibrated."""
-    result = conformance.trained(SphereFed(), norm="batch")
-    assert result.task.depends_on_batch
-    assert tree.finite(result.server.extra)
-    assert "head.weight" in result.server.extra
+@pytest.mark.parametrize("method", [SphereFed(), FedRANE()])
+@pytest.mark.parametrize(
+    ("norm", "why"),
+    [
+        ("batch", "with norm=batch features depend on their batch"),
+        ("local", "with norm=local there is no global model"),
+    ],
+)
+def test_features_that_are_not_one_function_are_not_calibrated(
+    method: SphereFed | FedRANE, norm: str, why: str
+) -> None:
     listener = Listener()
-    e = conformance.experiment(SphereFed(), norm="local")
-    local = fedrane.run(e, dataset=conformance.blobs(), model=network(), callbacks=[listener])
-    assert local.server.extra == {}
-    assert listener.messages == ["round 4: no calibration: with norm=local there is no global model"]
+    e = conformance.experiment(method, norm=norm)
+    result = fedrane.run(e, dataset=conformance.blobs(), model=network(), callbacks=[listener])
+    assert result.server.extra == {}
+    assert listener.messages[-1] == f"round 4: no calibration: {why}"
 
 
 def test_a_run_stopped_before_post_training_resumes_with_it(tmp_path: Path) -> None:

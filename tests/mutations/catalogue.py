@@ -12,6 +12,7 @@ One file of ``mutants/`` for each method, op or part of the core::
     becomes = "tree.norm(away)"
     law = ["test_a_client_ends_at_the_proximal_minimiser"]
     repeats = ["flower-fedprox"]           # of defects.toml, where another library has this very defect
+    cpu = "avx512_bf16"                    # what the CPU must have for the defect to show; most need nothing
 
 ``text`` is compared token by token: spaces, line breaks, indentation and comments do not matter. Keep it as short as
 possible, so that a change of something else on the line does not break it. ``…`` stands for any tokens with balanced
@@ -165,6 +166,8 @@ class Mutant:
     laws: tuple[str, ...]
     """Node ids; each must fail."""
     repeats: tuple[str, ...]
+    cpu: str = ""
+    """What the CPU must have for the defect to show."""
 
     @property
     def title(self) -> str:
@@ -216,6 +219,7 @@ def read(table: Path) -> list[Mutant]:
             becomes=entry["becomes"],
             laws=tuple(law if "::" in law else f"{content['laws']}::{law}" for law in entry["law"]),
             repeats=tuple(entry.get("repeats", ())),
+            cpu=entry.get("cpu", ""),
         )
         for entry in content["mutant"]
     ]

@@ -249,9 +249,13 @@ def main() -> int:
     if words.document:
         DOCUMENT.write_text(document(), encoding="utf-8")
         return 0
-    mutants = chosen(words.tables)
-    for mutant in mutants:
+    mutants = []
+    for mutant in chosen(words.tables):
         mutant.source()
+        if not mutant.cpu or mutant.cpu in Path("/proc/cpuinfo").read_text().split():
+            mutants.append(mutant)
+        else:
+            print(f"{mutant.title}: not tried, the CPU has no {mutant.cpu}")
     warm()
     settings = words.processes, words.limit, words.loud
     if wrong := report(run(unchanged(mutants), *settings), "holds", "FAILS"):

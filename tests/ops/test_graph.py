@@ -140,7 +140,7 @@ def test_the_papers_form_wanders() -> None:
     assert max(values[1:]) > values[0]
 
 
-@pytest.mark.parametrize("form", graph.FORMS)
+@pytest.mark.parametrize("form", graph.CHOICES["closed_form"])
 def test_the_adjacency_is_one(form: str) -> None:
     result = relations(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
     assert bool((result.weights.diagonal(dim1=-2, dim2=-1) == 0).all())
@@ -173,7 +173,7 @@ def test_scale_and_shift_of_a_row_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("junk", [float("nan"), 1.0], ids=["NaN", "numbers"])
-@pytest.mark.parametrize("form", graph.FORMS)
+@pytest.mark.parametrize("form", graph.CHOICES["closed_form"])
 def test_padding_changes_nothing(form: str, junk: float) -> None:
     """A batch padded to twice its size gives the same graph, and padding has no edges."""
     z = draw(16, 8)
@@ -221,7 +221,7 @@ def test_a_row_without_edges_gets_no_message() -> None:
     z = draw(5, 4)
     adjacency = torch.rand(5, 5, dtype=DOUBLE)
     adjacency[2] = adjacency[:, 2] = 0
-    for attention in graph.ATTENTIONS:
+    for attention in graph.CHOICES["attention"]:
         passing = MessagePassing(4, 1, attention, True, 0).double()
         out = passing(z, adjacency, alive(5))
         assert torch.equal(out[2], z[2])
@@ -303,7 +303,7 @@ def test_attention_is_the_formula() -> None:
     z, adjacency = draw(6, 4), torch.rand(6, 6, dtype=DOUBLE)
     adjacency[0, 3] = 0
     mask = torch.tensor([True] * 5 + [False])
-    for attention in graph.ATTENTIONS:
+    for attention in graph.CHOICES["attention"]:
         passing = MessagePassing(4, 1, attention, False, 0).double()
         m, n, v = (part[0].weight for part in (passing.receive, passing.send, passing.value))
         out = passing(z, adjacency, mask)

@@ -274,7 +274,10 @@ def test_scopes(scope: str, groups: list[list[str]]) -> None:
         expected |= bargained(server, ups, names)
     close(params, expected, 1e-12)
     close(stats, {"body.0.running_mean": ups.stats["body.0.running_mean"].mean(0)}, 1e-12)
-    assert len(record["gne/p"]) == (5 if len(groups) == 1 else len(groups))
+    deviations = {name: rows - server.params[name] for name, rows in ups.params.items()}
+    grams = [sum(d @ d.T for d in (deviations[name].flatten(1) for name in names)) for names in groups]
+    assert record["gne/p"] == pytest.approx(torch.stack([bargain(gram).weights for gram in grams]).mean(0).tolist())
+    assert record["gne/norms"] == pytest.approx(sum(gram.diagonal() for gram in grams).sqrt().tolist())
     assert record["gne/residual"] <= TINY
     assert record["gne/ridge"] == 0
 
@@ -318,18 +321,42 @@ def test_where_clients_have_nothing_in_common_each_pulls_by_the_root_of_its_powe
     torch.testing.assert_close(made.weights * lengths, w.sqrt())
 
 
-def test_a_broken_upload_is_left_out_of_everything() -> None:
-    """Parameters, statistics and record as without its upload, except that the record names it."""
+@pytest.mark.parametrize("terms", [Terms(), Terms(power=1.0, scope="layer"), Terms(length="ball", scope="body")])
+def test_a_broken_upload_is_left_out_of_everything(terms: Terms) -> None:
+    """Parameters, statistics and record as without its upload, except that the record names it. Also of the layers in
+    which its numbers are finite."""
     server, ups = models(5)
     ups.params["body.0.bias"][3] = float("nan")
     ups.stats["body.0.running_mean"][3] = float("inf")
-    (params, stats), record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), Terms())
+    (params, stats), record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), terms)
     others = [0, 1, 2, 4]
     without = Model({n: r[others] for n, r in ups.params.items()}, {n: r[others] for n, r in ups.stats.items()})
-    (again, stats_again), _ = negotiate(server, without, cohort([4, 5, 6, 8]), Terms())
+    (again, stats_again), _ = negotiate(server, without, cohort([4, 5, 6, 8]), terms)
     close(params, again, 1e-12)
     close(stats, stats_again, 1e-12)
     assert record["gne/excluded"] == [13], "the client's index, not its position"
+
+
+def test_a_layer_that_nobody_trained_changes_nothing_else() -> None:
+    """Layers bargain separately: who has no deviation in one of them still counts in the others and in statistics."""
+    server, ups = models(3)
+    expected = negotiate(server, ups, cohort([1, 2, 3]), Terms(scope="layer"))[0]
+    ups.params["head.weight"][:] = server.params["head.weight"]
+    (params, stats), record = negotiate(server, ups, cohort([1, 2, 3]), Terms(scope="layer"))
+    close(params, expected.params | {"head.weight": server.params["head.weight"]}, 1e-15)
+    close(stats, expected.stats, 1e-15)
+    assert record["gne/moves"]
+    assert (record["gne/excluded"], record["messages"]) == ([], [])
+
+
+def test_layers_that_cancel_out_stay() -> None:
+    server, ups = models(2)
+    there = server.params["head.weight"]
+    ups.params["head.weight"][0], ups.params["head.weight"][1] = there + 1, there - 1
+    (params, _), record = negotiate(server, ups, cohort([3, 3]), Terms(scope="layer"))
+    assert torch.equal(params["head.weight"], there)
+    assert not torch.equal(params["body.1.weight"], server.params["body.1.weight"])
+    assert record["messages"][-1] == "the clients cancel out: 1 of 3 layers do not move"
 
 
 def test_clients_that_cancel_out_leave_the_model() -> None:

@@ -111,13 +111,6 @@ def test_shares_add_up(weights: list[float], tmp_path_factory: pytest.TempPathFa
     assert np.argsort(grid.values[:, 0], kind="stable").tolist() == np.argsort(weights, kind="stable").tolist()
 
 
-def test_layers_that_bargain_by_themselves(tmp_path: Path) -> None:
-    """Have a list of weights each: the client's is the mean over them."""
-    layers = [[1.0, 0, 0, 0, 1.0], [0, 1.0, 0, 0, 1.0]]
-    path = folders.write(tmp_path / "run", [folders.record(1, **{"gne/weights": layers})])
-    assert measures.shares(lines_of(path))[0].values[:, 0] == pytest.approx([0.25, 0.25, 0, 0, 0.5])
-
-
 def test_the_worst_clients(tmp_path: Path) -> None:
     """By their mean over the lines, over all seeds that the lines share."""
     for name, shift in (("a", 0.0), ("b", 0.2)):

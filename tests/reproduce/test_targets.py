@@ -269,6 +269,15 @@ def test_a_record_from_before_a_field_was_added_still_counts() -> None:
     assert key_of(before) != key_of({**now, "method.strength": 0.5})
 
 
+def test_a_field_without_effect_does_not_make_it_another() -> None:
+    """So that a record counts after the default of such a field has changed."""
+    plain = settings_of(Experiment(method="fedrane-wo-gne"))
+    assert key_of({**plain, "method.power": 0.0, "method.scope": "model"}) == key_of(plain)
+    assert key_of({**plain, "method.contrast": 0.1}) != key_of(plain)
+    both = settings_of(Experiment(method="fedrane"))
+    assert key_of({**both, "method.power": 0.0}) != key_of(both)
+
+
 def test_an_own_method_is_known_by_its_content(tmp_path: Path) -> None:
     keys = []
     for folder, comment in (("a", ""), ("b", ""), ("c", "# changed\n")):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedrane import models
-from fedrane.algorithm import Algorithm
+from fedrane.algorithm import Algorithm, Needs
 from fedrane.config.settings import FIELD, PRESET, WORD, Notice
 from fedrane.data import catalogue
 from fedrane.data.partition import Partitioning
@@ -96,13 +96,20 @@ def idle(e: Experiment) -> dict[str, str]:
 
 def idle_fields(algorithm: Algorithm) -> dict[str, str]:
     """Return the fields of a method that have no effect given its other fields, and the condition each needs."""
-    conditions: dict[str, str] = {}
+    known = {f.name for f in dataclasses.fields(algorithm)}
     for condition, names in algorithm.needs.items():
-        field, _, values = condition.partition("=")
-        if unknown := {field, *names} - {f.name for f in dataclasses.fields(algorithm)}:
+        if unknown := {condition.partition("=")[0], *names} - known:
             what = f"{type(algorithm).__name__}.needs names {', '.join(sorted(unknown))}"
             raise ConfigError(what, "it is not a field of the method", "Write for instance {'a=True': ('b',)}")
-        if str(getattr(algorithm, field)) not in values.split("|"):
+    return unmet(algorithm.needs, {name: getattr(algorithm, name) for name in known})
+
+
+def unmet(needs: Needs, fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields whose condition the values of the others do not meet, and that condition."""
+    conditions: dict[str, str] = {}
+    for condition, names in needs.items():
+        field, _, values = condition.partition("=")
+        if str(fields[field]) not in values.split("|"):
             conditions |= dict.fromkeys(names, condition.replace("|", " or "))
     return conditions
 

@@ -1,11 +1,10 @@
 """FedRANE: Liao et al., "Joint Local Relational Augmentation and Global Nash Equilibrium for Federated Learning with
 Non-IID Data", ACM MM 2023.
 
-On each client, local relational augmentation (LRA): a graph A over the batch is mined from the Pearson matrix of its
-features z (Eq. 2-4), attention over the neighbours augments each z to z̃ (Eq. 5-6), and the loss is the prediction loss
-+ λ_CD · CD(z, z̃) (Eq. 7-9).
+On each client, local relational augmentation (LRA): a graph over the batch is mined from the Pearson matrix of its
+features z (Eq. 2-4), attention over neighbours turns z into z̃ (Eq. 5-6), and λ_CD · CD(z, z̃) joins the loss (Eq. 7-9).
 
-On the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = 1/p, with the columns θ_k − θ of G (Eq. 10-16).
+On the server, global Nash equilibrium (GNE): θ ← θ + Gp, GᵀG p = w/p, with the columns θ_k − θ of G (Eq. 10-16).
 
 *Deviations*: the paper cannot be run as written. docs/paper.md has each reading, its reason, and the alternatives.
 """
@@ -25,12 +24,12 @@ from fedrane.task import Batch, Client, Context, Model, Net, State, Task, cross_
 
 
 @dataclass(frozen=True)
-class FedRANE(Algorithm):
+class FedRANE(sphere.Calibrated):
     """Relational augmentation on the clients, Nash bargaining on the server."""
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
-    needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.SCALE_NEEDS}
+    needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.NEEDS}
     lra: bool = True
     relation: float = 0.1  # λ_R
     alternations: int = 5
@@ -49,17 +48,16 @@ class FedRANE(Algorithm):
     scale: float = 16.0  # of the scores of unit-norm features with cross entropy
     predict_on: str = "direct"
     gne: bool = True
-    power: float = 0.0  # a client with n examples has bargaining power n^power: 0 is equal, 1 by examples
+    power: float = 1.0  # a client with n examples has bargaining power n^power: 0 is equal, 1 by examples
     length: str = "average"
-    scope: str = "model"
+    scope: str = "layer"
     blend: float = 1.0  # weight of the bargain; the rest is the average
     solver: str = "newton"
+    calibrate: bool = True  # the global model's orthonormal head, in closed form after the last round, as in SphereFed
 
     def __post_init__(self) -> None:
-        check_choices(self, closed_form=graph.FORMS, attention=graph.ATTENTIONS)
-        check_choices(self, head=sphere.HEADS, loss=("mse", "ce"), predict_on=("direct", "relational"))
-        check_choices(self, length=nash.LENGTHS, scope=nash.SCOPES, solver=tuple(nash.SOLVERS))
-        check_ranges(self, **graph.RANGES, scale=(1e-3, 1e6), blend=(0, 1), power=(0, 2))
+        check_choices(self, **graph.CHOICES, **sphere.CHOICES, **nash.CHOICES)
+        check_ranges(self, **graph.RANGES, **nash.RANGES, scale=(1e-3, 1e6))
         graph.check_alternations(self.closed_form, self.alternations)
         if self.gne and self.scope == "head" and self.head == "orthonormal":
             raise ConfigError("method.scope=head", "an orthonormal head is frozen", "Use method.head=linear as well")
@@ -94,6 +92,10 @@ class FedRANE(Algorithm):
         model, record = nash.negotiate(server.model, ups.model, cohort, terms)
         return server._replace(model=model), record
 
+    def post_training(self) -> tuple[Algorithm, ...]:
+        calibrates = self.calibrate and self.head == "orthonormal" and self.predict_on == "direct"
+        return (Calibration(**vars(self)),) if calibrates else ()
+
     def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
         net = task.evaluating(model, mask)
         z = self._normalise(net.body(x))
@@ -112,3 +114,7 @@ class FedRANE(Algorithm):
 
     def _loss(self, net: Net, z: Tensor, batch: Batch) -> Tensor:
         return (cross_entropy if self.loss == "ce" else sphere.squared_error)(self._scores(net, z), batch)
+
+
+class Calibration(sphere.CalibrationStage, FedRANE):
+    """FedRANE's post-training stage."""

@@ -35,10 +35,8 @@ MAX_KERNEL_SIZE = 128
 TINY = 1e-12
 
 
-FORMS = ("exact", "paper")
 MAX_PAPER_ALTERNATIONS = 10
 """After more alternations of the paper's form, float64 may have no correct digits left."""
-ATTENTIONS = ("softmax", "dot")
 STATISTICS = ("degree", "rank", "homophily", "change")
 FIELDS = (
     *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
@@ -56,6 +54,7 @@ RANGES = {
     "augmented": (0, 1),
 }
 """The bounds of the numbers among them."""
+CHOICES = {"closed_form": ("exact", "paper"), "attention": ("softmax", "dot"), "predict_on": ("direct", "relational")}
 
 
 class Relations(NamedTuple):

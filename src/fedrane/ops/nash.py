@@ -27,8 +27,6 @@ from fedrane.tree import Tensors
 Array = NDArray[np.float64]
 Solver = Callable[[Array, Array, Array, float], tuple[Array, int]]
 """From the matrix, the powers w, a start and the tolerance to a solution and the number of iterations."""
-LENGTHS = ("average", "simplex", "ball")
-SCOPES = ("model", "layer", "body", "head")
 MAX_NEWTON_STEPS = 200
 RIDGES = {0.0: 1e-11, 1e-6: 1e-6, 1e-4: 1e-7, 1e-2: 1e-8}
 """The ridges tried in turn, each with its tolerance on the residual max |p ∘ Mp − w|. The rounding error grows with p²
@@ -117,26 +115,25 @@ class Terms(NamedTuple):
 def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Model, dict[str, Any]]:
     """The model after the bargain, and what to record.
 
-    Statistics are averaged by sample ratio over the clients that took part: bargaining weights need not sum to 1.
+    A client whose upload is not finite takes no part in anything. Statistics are averaged by sample ratio over the
+    clients that took part in a bargain: bargaining weights need not sum to 1.
     """
-    ratio = sample_ratio(cohort)
-    powers = ratio**terms.power
-    powers = powers * len(ratio) / powers.sum()  # 1 on average
+    broken = [k for k, finite in enumerate(tree.finite_rows(ups)) if not finite]
+    ratio = _without(sample_ratio(cohort), broken)
+    powers = torch.where(ratio > 0, ratio**terms.power, 0.0)
+    powers = powers * (ratio > 0).sum() / powers.sum().clamp(min=1e-300)  # 1 on average
     agreements: list[Agreement] = []
     params = dict(server.params)
-    broken = [k for k, finite in enumerate(tree.finite_rows(ups)) if not finite]
-    excluded = set(broken)
     for names, bargained in _groups(ups.params, terms.scope):
         part = {name: ups.params[name] for name in names}
-        weights = _without(ratio, broken)
+        weights = ratio
         if bargained:
-            agreement = agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver)
-            agreements.append(agreement)
-            excluded |= set(agreement.bargain.excluded)
-            weights = agreement.weights
+            agreements.append(agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver))
+            weights = agreements[-1].weights
         params |= tree.move({name: params[name] for name in names}, part, weights)
-    stats = tree.move(server.stats, ups.stats, _without(ratio, sorted(excluded)))
-    return Model(params, stats), _record(agreements, cohort.index[sorted(excluded)].tolist())
+    excluded = sorted(set.intersection(*(set(a.bargain.excluded) for a in agreements))) if agreements else broken
+    stats = tree.move(server.stats, ups.stats, _without(ratio, excluded))
+    return Model(params, stats), _record(agreements, cohort.index[excluded].tolist())
 
 
 def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
@@ -161,28 +158,32 @@ def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
 
 
 def _record(agreements: list[Agreement], excluded: list[int]) -> dict[str, Any]:
-    """What to record: lists with one number for each client, or one such list for each layer."""
-
-    def each(values: list[Tensor]) -> list[Any]:
-        lists = [value.tolist() for value in values]
-        return lists[0] if len(lists) == 1 else lists
-
+    """What to record. If layers bargain separately: each client's mean weights over the layers, its norm over all."""
     bargains = [a.bargain for a in agreements]
+    conflicts = [b for b in bargains if not b.moves and len(b.excluded) < len(b.weights)]  # somebody has a deviation
     ridge = max((b.ridge for b in bargains), default=0.0)
     messages = [f"clients {excluded} do not bargain: their deviation is zero or not finite"] if excluded else []
     messages += [f"the clients conflict: the bargain needed a ridge of {ridge:g}"] if ridge else []
-    messages += [] if all(b.moves for b in bargains) else ["the clients cancel out: the server does not move"]
+    if conflicts:
+        still = "the server does" if len(bargains) == 1 else f"{len(conflicts)} of {len(bargains)} layers do"
+        messages += [f"the clients cancel out: {still} not move"]
     return {
         "messages": messages,
-        "gne/p": each([b.weights for b in bargains]),
-        "gne/weights": each([a.weights for a in agreements]),
-        "gne/norms": each([a.norms for a in agreements]),
+        "gne/p": _over([b.weights for b in bargains], torch.mean),
+        "gne/weights": _over([a.weights for a in agreements], torch.mean),
+        "gne/norms": _over([a.norms for a in agreements], torch.linalg.vector_norm),
         "gne/residual": max((b.residual for b in bargains), default=0.0),
         "gne/ridge": ridge,
         "gne/iterations": sum(b.iterations for b in bargains),
-        "gne/moves": all(b.moves for b in bargains),
+        "gne/moves": any(b.moves for b in bargains),
         "gne/excluded": excluded,
     }
+
+
+def _over(layers: list[Tensor], reduce: Callable[..., Tensor]) -> list[float]:
+    """One number for each client."""
+    values: list[float] = reduce(torch.stack(layers), dim=0).tolist() if layers else []
+    return values
 
 
 def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") -> Bargain:
@@ -349,3 +350,10 @@ def _feasible(matrix: Array, w: Array) -> Array | None:
 
 MAX_SEQUENTIAL_STEPS, SEQUENTIAL_TOLERANCE = 50, 1e-8
 SOLVERS: dict[str, Solver] = {"newton": _newton, "sequential": _sequential}
+CHOICES = {
+    "length": ("average", "simplex", "ball"),
+    "scope": ("model", "layer", "body", "head"),
+    "solver": tuple(SOLVERS),
+}
+RANGES = {"blend": (0, 1), "power": (0, 2)}
+"""What :class:`Terms` may be."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedrane import tree
+from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.errors import ConfigError
-from fedrane.task import Batch, Task, masked_mean
+from fedrane.task import Batch, Client, Context, Model, State, Task, masked_mean
+
+HEAD = "head.weight"
 
 
 def unit(features: Tensor) -> Tensor:
@@ -32,13 +36,13 @@ class OrthonormalHead(nn.Linear):
         nn.init.orthogonal_(self.weight)
 
 
-HEADS = ("orthonormal", "linear", "mlp")
-SCALE_NEEDS = {"head=orthonormal": ("scale",), "loss=ce": ("scale",)}
-"""When a method's field ``scale``, which multiplies the scores of unit features, has an effect."""
+CHOICES = {"head": ("orthonormal", "linear", "mlp"), "loss": ("mse", "ce")}
+NEEDS = {"head=orthonormal": ("scale", "calibrate"), "loss=ce": ("scale",), "predict_on=direct": ("calibrate",)}
+"""When fields of a method with a choice of heads have an effect. ``scale`` multiplies the scores of unit features."""
 
 
 def with_head(task: Task, head: str) -> Task:
-    """The task with that head, one of ``HEADS``; ``linear`` keeps the network's."""
+    """The task with that head, one of ``CHOICES``; ``linear`` keeps the network's."""
     if head == "orthonormal":
         return task.add("head", OrthonormalHead(task.width, task.classes))
     if head == "mlp":
@@ -84,3 +88,57 @@ class Moments(NamedTuple):
         head = head.double()
         total = (head @ self.gram * head).sum() - 2 * (head * self.cross.mT).sum() + self.examples
         return 0.5 * total / self.examples.clamp(min=1)
+
+
+class Calibrated(Algorithm):
+    """A method with a frozen head on unit features whose global model's head is calibrated after the last round.
+
+    The calibrated head is stored separately: the server and the personal models keep the frozen one.
+    """
+
+    def global_model(self, task: Task, server: State) -> Model:
+        return Model(server.model.params | server.extra, server.model.stats)
+
+
+class CalibrationStage(Algorithm):
+    """The post-training stage of such a method, a base class in front of it: one pass over all examples, no training.
+
+    Each client uploads two sums over its examples, with the features of the global model in evaluation mode, and the
+    server solves (Σ z zᵀ + ρ I) Wᵀ = Σ z e_yᵀ: ridge regression on the examples of all clients, for any partition.
+    """
+
+    trains_model: ClassVar[bool] = False
+    ridge: float = 1e-3
+    """ρ, unless it is a field of the method."""
+
+    def local_epochs(self, epochs: int) -> int:
+        return 1
+
+    def begin(self, task: Task, ctx: Context) -> Work:
+        work, zeros = super().begin(task, ctx), Moments.zeros(task.width, task.classes, task.device)
+        return work._replace(sums={"loss": work.sums["loss"]}, extra=zeros._asdict())
+
+    def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
+        net = task.evaluating(work.model, batch.mask)
+        z = unit(net.body(batch.x))
+        examples = batch.mask.sum().to(work.examples.dtype)
+        loss = work.sums["loss"] + examples * squared_error(net.head(z), batch)
+        sums = tree.add(work.extra, Moments.of(z, batch, task.classes)._asdict())
+        return work._replace(examples=work.examples + examples, sums={"loss": loss}, extra=sums)
+
+    def finish(self, task: Task, ctx: Context, work: Work) -> Done:
+        done = super().finish(task, ctx, work)
+        return done._replace(up=State(Model({}, {}), work.extra), client_state=ctx.client_state)
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        if task.norm == "local" and task.norm_names:
+            return server, {"messages": ["no calibration: with norm=local there is no global model"]}
+        if task.depends_on_batch:  # those of a client's few classes are not those of a test batch
+            return server, {"messages": ["no calibration: with norm=batch features depend on their batch"]}
+        moments = Moments(**{name: moment.sum(0) for name, moment in ups.extra.items()})
+        head = moments.ridge_regression(self.ridge)
+        record = {"calibration/loss": float(moments.squared_error(head))}  # train/loss is that of the frozen head
+        return server._replace(extra={HEAD: head.to(task.dtype).contiguous()}), record
+
+    def post_training(self) -> tuple[Algorithm, ...]:
+        return ()

@@ -221,10 +221,7 @@ def _grid(number: int, run: Run, key: str) -> Grid | None:
         return None
     values = np.full((len(run.labels), len(records)), np.nan)
     for column, record in enumerate(records):
-        each = np.array(record[key], dtype=np.float64)
-        values[record["cohort"], column] = (
-            each.mean(0) if each.ndim > 1 else each
-        )  # one for each layer, if each layer bargains
+        values[record["cohort"], column] = np.array(record[key], dtype=np.float64)
     if not np.isfinite(values).any():
         return None
     return Grid(number, run.seed, np.array([record["round"] for record in records]), values)

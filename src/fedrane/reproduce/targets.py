@@ -414,9 +414,17 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """A digest. A key that was added later counts with its default, so older records keep their digest."""
-    usual = defaults(str(settings["method.name"]))
-    complete = {**{key: value for key, value in usual.items() if key not in ELSEWHERE}, **settings}
+    """A digest of the settings that have an effect.
+
+    A key that was added later counts with its default, so older records keep their digest. A field of the method
+    without effect does not count, so that its default may change.
+    """
+    name = str(settings["method.name"])
+    complete = {**{key: value for key, value in defaults(name).items() if key not in ELSEWHERE}, **settings}
+    if name in methods.METHODS:
+        values = {key.removeprefix(FIELD): value for key, value in complete.items() if key.startswith(FIELD)}
+        for field in effects.unmet(methods.METHODS[name].cls.needs, values):
+            del complete[FIELD + field]
     return hashlib.sha256(json.dumps(complete, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -5,6 +5,9 @@ dimension of the grid. A convolution is an implicit matrix product over channels
 where there are few channels, which would leave most of a block empty. Products are added up in float32, and gradients
 of parameters have the parameters' dtype. Nothing is added atomically, so a run repeats bit for bit.
 
+With all kernels of this package, FedAvg's rounds of 20 clients are 4.0 times as fast as with the library's convolutions
+grouped by ``vmap`` (ResNet-18; 2.5 times with the ConvNet; bf16, one H200, rows (d) and (e) of benchmarks/engines.py).
+
 Shapes: x (S, N, H, W, C), weight (S, O, KH, KW, C), y (S, N, H', W', O), all contiguous.
 """
 
