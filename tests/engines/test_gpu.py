@@ -179,7 +179,7 @@ def test_an_sgd_step_by_the_kernels_has_gradients_too() -> None:
     assert max(errors(actual, tuple(v.double() for v in true))) < 1e-5
 
 
-@pytest.mark.parametrize("form", graph.FORMS)
+@pytest.mark.parametrize("form", graph.CHOICES["closed_form"])
 @pytest.mark.parametrize(("examples", "width"), [(20, 8), (31, 16), (128, 64), (128, 512)])
 def test_relations_by_the_kernels_are_as_exact_as_products_of_float32(examples: int, width: int, form: str) -> None:
     torch.manual_seed(0)

@@ -26,7 +26,8 @@ def test_the_head_answers_from_them(method: str, tmp_path: Path) -> None:
     fedrane.run(quick(method=method, rounds=1), tmp_path / "run")
     models = fedrane.load(tmp_path / "run")
     inputs = torch.from_numpy(features(models, models.model, DIGITS, EXAMPLES)).float()
-    head = {name.removeprefix("head."): value for name, value in models.server.model.params.items() if "head" in name}
+    params = models.algorithm.global_model(models.task, models.server).params
+    head = {name.removeprefix("head."): value for name, value in params.items() if name.startswith("head.")}
     scores = torch.func.functional_call(models.task.parts["head"], head, inputs)
     assert torch.allclose(scores, models.model(torch.from_numpy(DIGITS.x_test[EXAMPLES])), atol=1e-5)
     if method == "fedrane":
