@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dposv
 from torch import Tensor
 
 from fedrane import tree
@@ -241,6 +240,8 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
     With this scaling the Hessian is x M x + w, which is well conditioned even if x is badly scaled. If f has no
     minimum, x grows without bound; the iteration stops when ‖Gp‖, which is √Σw at a solution, would be negligible.
     """
+    from scipy.linalg.lapack import dposv  # slow to import
+
     bound, least, diagonal = np.sqrt(w.sum()) / NEGLIGIBLE_STEP, float(w.min()), np.diag_indices(len(w))
 
     def value(x: Array) -> float:
