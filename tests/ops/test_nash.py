@@ -337,6 +337,21 @@ def test_a_broken_upload_is_left_out_of_everything(terms: Terms) -> None:
     assert record["gne/excluded"] == [13], "the client's index, not its position"
 
 
+@pytest.mark.parametrize("scope", ["model", "layer"])
+def test_a_client_without_a_deviation_is_left_out(scope: str) -> None:
+    """Of the length of the step and of the statistics too."""
+    server, ups = models(4)
+    for name, rows in ups.params.items():
+        rows[2] = server.params[name]
+    terms, others = Terms(power=1.0, scope=scope), [0, 1, 3]
+    (params, stats), record = negotiate(server, ups, cohort([1, 2, 30, 4]), terms)
+    without = Model({n: r[others] for n, r in ups.params.items()}, {n: r[others] for n, r in ups.stats.items()})
+    (again, stats_again), _ = negotiate(server, without, cohort([1, 2, 4]), terms)
+    close(params, again, 1e-12)
+    close(stats, stats_again, 1e-12)
+    assert record["gne/excluded"] == [12]
+
+
 def test_a_layer_that_nobody_trained_changes_nothing_else() -> None:
     """Layers bargain separately: who has no deviation in one of them still counts in the others and in statistics."""
     server, ups = models(3)
