@@ -274,6 +274,48 @@ def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Pat
         assert all(torch.isfinite(p).all() for p in checkpoint.server.model.params.values())
 
 
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["method=local", "lr=1e6"], 1),
+        (["method=ditto", "method.strength=1e6"], 1),
+        (["method=fedbabu", "method.tune_lr=1000"], 3),
+    ],
+)
+def test_a_clients_own_state_that_is_not_finite_ends_the_run(words: list[str], number: int, tmp_path: Path) -> None:
+    """Though no upload shows it: of personal models, and in a post-training stage."""
+    words = [*words, "dataset=digits", "model=mlp", "clients=4", "rounds=2", "engine=sequential"]
+    with pytest.raises(Diverged, match=rf"round {number}: the model is no longer finite \(from client \d"):
+        fedrane.run(Experiment.from_words(words), tmp_path / "run")
+    folder = Folder(tmp_path / "run")
+    assert not folder.finished
+    checkpoint, _ = folder.newest()
+    assert checkpoint is None or (checkpoint.round < number and tree.finite(checkpoint.client_states))
+
+
+@dataclass(frozen=True)
+class Overflowing(Algorithm):
+    """Finite parameters, whose scores are not."""
+
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        return super().predict(task, model, x, mask) * torch.inf
+
+
+@dataclass(frozen=True)
+class Masking(Algorithm):
+    """A class that is never predicted."""
+
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        scores = super().predict(task, model, x, mask)
+        return torch.cat([torch.full_like(scores[:, :1], -torch.inf), scores[:, 1:]], 1)
+
+
+def test_scores_that_are_not_numbers_end_the_run() -> None:
+    with pytest.raises(Diverged, match="round 1"):
+        fedrane.run(quick(method=Overflowing(), rounds=1))
+    assert fedrane.run(quick(method=Masking(), rounds=1)).finished, "an infinite loss says something else"
+
+
 class Fails(Algorithm):
     """Its third step goes wrong."""
 
