@@ -1,4 +1,4 @@
-"""Atomic writes with clear errors, and the TOML that is written."""
+"""Atomic writes with clear errors, folders that may be written to, and the TOML that is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_SPACE_TEXT = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
 PARTS = f"*.{'[0-9a-f]' * 8}.part"
 """Temporary files that a killed writer leaves next to its file."""
+MARK = ".fedrane"
+"""The file by which a folder is known as one of ours; it says what for."""
 
 
 @contextmanager
@@ -60,6 +62,69 @@ def settle(part: Path, path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_ours(folder: Path, purpose: str, holding: str = "") -> bool:
+    """Whether we may write into a folder: it is new or empty, or we took it for the same purpose before.
+
+    Or it holds files of the pattern ``holding``, which only we write.
+    """
+    with clear_errors(folder):
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except FileNotFoundError:
+            return True
+        if MARK in names:
+            return (folder / MARK).read_bytes() == _mark(purpose)
+        known = bool(holding) and any(folder.glob(holding))
+        return known or all(name.startswith(f"{MARK}.") for name in names)  # a mark that was never finished
+
+
+def require_ours(folder: Path, purpose: str, holding: str = "") -> None:
+    """Raise an error for a folder with files that are not ours: some could be overwritten."""
+    if not is_ours(folder, purpose, holding):
+        raise FileError(
+            f"{folder} is not empty",
+            f"it was not made for a {purpose}, and files in it could be overwritten",
+            "Name a folder that is new or empty",
+        )
+
+
+def take(folder: Path, purpose: str, holding: str = "") -> None:
+    """Make a folder ours, or raise an error if it holds files that are not."""
+    require_ours(folder, purpose, holding)
+    if not (folder / MARK).is_file():
+        write_atomically(folder / MARK, _mark(purpose))
+
+
+@contextmanager
+def taking(folder: Path, purpose: str, holding: str = "") -> Iterator[None]:
+    """Take a folder for what follows. If that fails before it has written anything, no folder is left behind."""
+    new = not folder.exists()
+    take(folder, purpose, holding)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # of a folder that is not empty, among others
+            if new and {path.name for path in folder.iterdir()} == {MARK}:
+                (folder / MARK).unlink()
+                folder.rmdir()
+        raise
+
+
+def _mark(purpose: str) -> bytes:
+    return f"A {purpose} of fedrane.\n".encode()
+
+
+def require_new(path: Path | None, force: bool) -> None:
+    """Raise an error if a file, or a folder with files in it, would be overwritten and ``force`` does not allow it."""
+    if path is None or force or not os.path.lexists(path):
+        return
+    with clear_errors(path):
+        if not path.is_dir() or any(path.iterdir()):
+            raise FileError(
+                f"{path} exists already", "it would be overwritten", "Name another, or overwrite it with --force"
+            )
 
 
 def as_toml(values: Mapping[str, Any], header: str = "") -> str:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError
 from fedrane.experiment import Experiment
-from fedrane.system.files import PARTS, clear_errors, settle, write_atomically
+from fedrane.system.files import PARTS, clear_errors, is_ours, require_ours, settle, take, write_atomically
 from fedrane.task import Model, State
 
 try:
@@ -36,6 +36,8 @@ COMPARISON = "comparison.json"
 """In the folder of a comparison: the labels of its methods, by the names of their folders."""
 DIGESTS = ("sources", "fingerprints", "accepted")
 """The entries of the metadata that identify the inputs; later ones override earlier ones."""
+RUN = "run"
+"""The purpose of a run folder, in its mark."""
 KEPT = 2
 """Checkpoints."""
 FORMAT = 1
@@ -59,17 +61,19 @@ class Folder:
     # ---- creating and opening
 
     def create(self) -> None:
-        """Create the folder, or use one without a run. Leftovers of a run that never started are removed."""
+        """Create the folder, or use an empty one, or one of a run that never started: its leftovers are removed."""
         self.require_free()
-        with clear_errors(self.path):
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        take(self.path, RUN)
         self.lock()
         self.require_free()  # now that it is locked: another process may have started one
+        with clear_errors(self.path):
+            (self.path / "checkpoints").mkdir(exist_ok=True)
         self._clear(METRICS, SUMMARY, CALIBRATION, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
         """Open an existing run."""
         self.require_run()
+        self.read_metadata()  # before anything is written: a folder of another program may hold a config.toml too
         self.lock()
         self._clear()
 
@@ -87,6 +91,11 @@ class Folder:
                 "its results would be overwritten",
                 f"Go on with it: fedrane resume {self.path} — or choose another --out",
             )
+        require_ours(self.path, RUN)
+
+    def is_free(self) -> bool:
+        """Whether a run may be created here."""
+        return not self.holds_run() and is_ours(self.path, RUN)
 
     def require_run(self) -> None:
         if not self.holds_run():
@@ -99,7 +108,7 @@ class Folder:
         if fcntl is None:
             return
         with clear_errors(self.path / ".lock"):
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = (self.path / ".lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
