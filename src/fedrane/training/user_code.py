@@ -90,6 +90,7 @@ def keep(experiment: Experiment, folder: Folder) -> None:
     """
     for key, file in sources.user_files(experiment).items():
         if key in KEYS:
+            folder.held()
             write_atomically(_copy(folder, file, sources.digest(file)), file.read_bytes())
 
 
