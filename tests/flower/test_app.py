@@ -375,7 +375,10 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     with pytest.raises(ConfigError, match="--trust-code"):
         models(folder)
     assert not (tmp_path / "made").exists()
-    assert CliRunner().invoke(command, [*ask, "--trust-code"]).output == known.output
+    deal = ["flower", "deal", str(tmp_path / "app"), str(tmp_path / "again")]
+    assert isinstance(CliRunner().invoke(command, deal).exception, ConfigError)
+    assert not (tmp_path / "made").exists()
+    assert CliRunner().invoke(command, [*ask, "--trust-code"]).stdout == known.stdout
     assert (tmp_path / "made").exists()
     assert models(folder).keys() == {"global"}
 
