@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from fedrane.errors import FileError
+from fedrane.errors import ConfigError, FileError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_SPACE_TEXT = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
@@ -46,12 +46,37 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                # A path may hold bytes that are no text, as lone surrogates: they are written as JSON escapes them.
+                file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             settle(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def is_text(path: str | Path) -> bool:
+    """Whether a path can be written as UTF-8; a system's file names may hold other bytes, here lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(path))
+
+
+def require_text(path: Path, who: str) -> None:
+    """Raise an error for a path that ``who`` cannot write to, since it takes UTF-8 only."""
+    if not is_text(path):
+        raise ConfigError(f"{who} cannot write to {path}", "its name is not UTF-8", "Name another folder")
+
+
+@contextmanager
+def as_text(path: Path) -> Iterator[Path]:
+    """The path of an existing file for a library that takes UTF-8 only."""
+    if is_text(path):
+        yield path
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")  # of Linux; other systems have no such names
+    finally:
+        os.close(descriptor)
 
 
 def settle(part: Path, path: Path) -> None:
@@ -139,6 +164,9 @@ def as_toml(values: Mapping[str, Any], header: str = "") -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, str):  # TOML's basic strings are JSON's, except for the delete character
+        if not is_text(value):
+            name = value.encode(errors="backslashreplace").decode()
+            raise ConfigError(f"{name} cannot be saved", "a TOML file is UTF-8, and this name is not", "Rename it")
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"

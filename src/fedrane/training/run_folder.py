@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.system.files import PARTS, clear_errors, is_ours, require_ours, settle, take, write_atomically
+from fedrane.system.files import PARTS, as_text, clear_errors, is_ours, require_ours, settle, take, write_atomically
 from fedrane.task import Model, State
 
 try:
@@ -360,7 +360,7 @@ def empty_dicts(node: Any, path: str = "") -> Iterator[str]:
 def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -> Checkpoint:
     """Read a checkpoint; without ``clients``, the server's state only, which may be a hundred times smaller."""
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with as_text(path) as readable, safe_open(readable, framework="pt", device=str(device)) as file:
             header = json.loads((file.metadata() or {}).get("fedrane", "{}"))
             if header.get("format") != FORMAT:
                 raise CheckpointError(

@@ -65,14 +65,14 @@ def _add(marks: set[str]) -> None:
     with suppress(OSError):
         if new:
             _record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _record().open("a", encoding="utf-8") as file:
+            with _record().open("a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write("".join(f"{mark}\n" for mark in new))
 
 
 def _known() -> set[str]:
     try:
-        return _named | set(_record().read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError):
+        return _named | set(_record().read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    except OSError:
         return _named
 
 
