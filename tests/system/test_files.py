@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from fedrane.errors import FileError
+from fedrane.errors import ConfigError, FileError
 from fedrane.system.files import MARK, PARTS, as_toml, is_ours, require_new, take, write_atomically
 
 
@@ -41,6 +42,14 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkey
     assert (tmp_path / "table.md").read_text() == "old"
     (left,) = set(tmp_path.iterdir()) - {tmp_path / "table.md", tmp_path / "mine.part"}
     assert list(tmp_path.glob(PARTS)) == [left], "and no file of the user's is taken for one"
+
+
+def test_a_name_that_is_not_utf8_is_written_as_json_has_it(tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff-\xc3\xa4")
+    write_atomically(tmp_path / "it.json", json.dumps(name, ensure_ascii=False))
+    assert json.loads((tmp_path / "it.json").read_text(encoding="utf-8")) == name
+    with pytest.raises(ConfigError, match=r"run-\\udcff-ä cannot be saved.*UTF-8"):
+        as_toml({"dataset": name})
 
 
 def test_a_folder_is_ours_if_we_made_it_or_it_was_empty(tmp_path: Path) -> None:
