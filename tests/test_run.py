@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,12 +34,13 @@ from fedrane import (
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.config.settings import dotted
 from fedrane.data import sampling
-from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged
+from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged, FileError
 from fedrane.methods import METHODS, Method
 from fedrane.report.comparison import compare, run_folder
 from fedrane.task import Batch, cross_entropy
 from fedrane.testing.conformance import blobs, experiment, network, states
 from fedrane.training.run_folder import Folder
+from harness import same_run
 from problems import Listener, dense, quick
 
 
@@ -272,6 +275,90 @@ def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Pat
     assert not problems
     if checkpoint is not None:
         assert all(torch.isfinite(p).all() for p in checkpoint.server.model.params.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["method=local", "lr=1e6"], 1),
+        (["method=ditto", "method.strength=1e6"], 1),
+        (["method=fedbabu", "method.tune_lr=1000"], 3),
+    ],
+)
+def test_a_clients_own_state_that_is_not_finite_ends_the_run(words: list[str], number: int, tmp_path: Path) -> None:
+    """Though no upload shows it: of personal models, and in a post-training stage."""
+    words = [*words, "dataset=digits", "model=mlp", "clients=4", "rounds=2", "engine=sequential"]
+    with pytest.raises(Diverged, match=rf"round {number}: the model is no longer finite \(from client \d"):
+        fedrane.run(Experiment.from_words(words), tmp_path / "run")
+    folder = Folder(tmp_path / "run")
+    assert not folder.finished
+    checkpoint, _ = folder.newest()
+    assert checkpoint is None or (checkpoint.round < number and tree.finite(checkpoint.client_states))
+
+
+@dataclass(frozen=True)
+class Overflowing(Algorithm):
+    """Finite parameters, whose scores are not."""
+
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        return super().predict(task, model, x, mask) * torch.inf
+
+
+@dataclass(frozen=True)
+class Masking(Algorithm):
+    """A class that is never predicted."""
+
+    def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
+        scores = super().predict(task, model, x, mask)
+        return torch.cat([torch.full_like(scores[:, :1], -torch.inf), scores[:, 1:]], 1)
+
+
+def test_scores_that_are_not_numbers_end_the_run() -> None:
+    with pytest.raises(Diverged, match="round 1"):
+        fedrane.run(quick(method=Overflowing(), rounds=1))
+    assert fedrane.run(quick(method=Masking(), rounds=1)).finished, "an infinite loss says something else"
+
+
+class Meanwhile(Callback):
+    """Does something to the folder of a run after its first round."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            self.work()
+
+
+def test_a_run_whose_folder_is_deleted_stops(tmp_path: Path) -> None:
+    gone = Meanwhile(lambda: shutil.rmtree(tmp_path / "run"))
+    with pytest.raises(FileError, match=r"no longer the folder of this run.*deleted, moved or replaced"):
+        fedrane.run(quick(), tmp_path / "run", callbacks=[gone])
+    assert not (tmp_path / "run").exists(), "and none is made again"
+
+
+def test_a_run_whose_folder_is_moved_can_be_resumed_there(tmp_path: Path) -> None:
+    fedrane.run(quick(), tmp_path / "whole")
+    moved = Meanwhile(lambda: (tmp_path / "run").rename(tmp_path / "there"))
+    with pytest.raises(FileError, match="resume it where it is now"):
+        fedrane.run(quick(), tmp_path / "run", callbacks=[moved])
+    assert not (tmp_path / "run").exists()
+    fedrane.resume(tmp_path / "there")
+    same_run(tmp_path / "there", tmp_path / "whole")
+
+
+def test_a_run_leaves_alone_the_one_that_has_its_place(tmp_path: Path) -> None:
+    """Its folder was deleted, and another run began in one of the same name."""
+
+    def replace() -> None:
+        shutil.rmtree(tmp_path / "run")
+        fedrane.run(quick(seed=1), tmp_path / "run", stop=lambda: True)
+
+    with pytest.raises(FileError, match="no longer the folder of this run"):
+        fedrane.run(quick(), tmp_path / "run", callbacks=[Meanwhile(replace)])
+    fedrane.resume(tmp_path / "run")
+    fedrane.run(quick(seed=1), tmp_path / "whole")
+    same_run(tmp_path / "run", tmp_path / "whole")
 
 
 class Fails(Algorithm):

@@ -78,8 +78,9 @@ def run(
             cleanup.callback(folder.close)
             if experiment.method_name.startswith("__main__:"):
                 warnings.warn("a method of the running script cannot be found again to resume the run", stacklevel=2)
+            experiment.to_toml()  # an error for a name that no file can hold
             folder.create()  # only now: a mistake in the configuration leaves no folder behind
-            partitions.save(partition, folder.path / PARTITION, dataset=dataset.name)
+            partitions.save(partition, folder.held(PARTITION), dataset=dataset.name)
             user_code.remember(experiment)
             user_code.keep(experiment, folder)
             prints = of_data(dataset, source) | fingerprints(federation.task, model, folder)

@@ -84,7 +84,14 @@ def nbytes(tree: Any) -> int:
 
 
 def finite(tree: Any) -> bool:
-    checks = [torch.isfinite(leaf).all() for leaf in leaves(tree) if leaf.is_floating_point()]
+    """Whether all numbers are finite; with one synchronisation if they are."""
+    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
+    # Finite sums have finite terms; other sums may just have overflowed.
+    return _all_finite([leaf.sum() for leaf in floats]) or _all_finite(floats)
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    checks = [torch.isfinite(tensor).all() for tensor in tensors]
     return not checks or bool(torch.stack(checks).all())
 
 

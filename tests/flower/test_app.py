@@ -21,7 +21,7 @@ from asserts import same_bytes
 from fedrane import Experiment, data, report
 from fedrane.cli.app import app as command
 from fedrane.data.readers import read_labelled
-from fedrane.errors import CheckpointError, ConfigError, DataError
+from fedrane.errors import CheckpointError, ConfigError, DataError, FileError
 from fedrane.flower.app import client, models
 from fedrane.flower.engine import TooFewRepliesError
 from fedrane.flower.nodes import NodePool
@@ -97,6 +97,32 @@ def same_as_local(federation: Federation, out: Path) -> None:
 def test_a_federation_ends_as_a_local_run_does(method: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, method=method, validation=0.2, rounds=2, batch=999)
     same_as_local(federation, federation.serve())
+
+
+def test_examples_are_dealt_over_others_only_by_force(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    words = ["flower", "deal", str(tmp_path / "app"), str(tmp_path / "data")]
+    (tmp_path / "data" / "client-1.npz").write_text("precious")
+    (tmp_path / "data" / "client-0.npz").unlink()
+    with pytest.raises(FileError, match=r"client-1.npz exists already.*--force"):
+        CliRunner().invoke(command, words, catch_exceptions=False)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "client-1.npz",
+        "client-2.npz",
+        "client-3.npz",
+    ]
+    assert CliRunner().invoke(command, [*words, "--force"]).exit_code == 0
+    federation.serve()
+
+
+def test_a_clients_own_state_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    """By the client itself: the server never sees it. Its state stays that of the round before."""
+    federation = Federation(tmp_path, **{"method": "ditto", "method.strength": 1e6, "rounds": 1})
+    federation.serve()
+    assert federation.grid is not None
+    refused = [m.content.config_records["refused"]["why"] for m in federation.grid.seen if "refused" in m.content]
+    for expected in ("own state is no longer finite", "models of client"):  # when it trains, and at the end
+        assert any(expected in str(why) for why in refused), refused
 
 
 def test_a_clients_models_have_all_digits_of_a_float64_run(tmp_path: Path) -> None:
@@ -350,7 +376,10 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     with pytest.raises(ConfigError, match="--trust-code"):
         models(folder)
     assert not (tmp_path / "made").exists()
-    assert CliRunner().invoke(command, [*ask, "--trust-code"]).output == known.output
+    deal = ["flower", "deal", str(tmp_path / "app"), str(tmp_path / "again")]
+    assert isinstance(CliRunner().invoke(command, deal).exception, ConfigError)
+    assert not (tmp_path / "made").exists()
+    assert CliRunner().invoke(command, [*ask, "--trust-code"]).stdout == known.stdout
     assert (tmp_path / "made").exists()
     assert models(folder).keys() == {"global"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
 from fedrane.testing import conformance
 from fedrane.training.run_folder import CALIBRATION
-from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, same_run
+from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
 DIGITS = data.load("digits")
@@ -106,6 +107,34 @@ def test_run_into_a_folder_with_an_odd_name(fedrane: Driver, tmp_path: Path) -> 
     assert ended.status == 0
     assert f"results: {run}\n" in ended.stdout
     assert f"fedrane resume {run}" in fedrane("run", "--out", run, *WORDS).stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_output_that_is_not_utf8(tmp_path: Path, encoding: str) -> None:
+    """A character that it does not have is escaped, and does not end the run."""
+    ended = executable(tmp_path, "run", "--out", "run", *WORDS, env={"PYTHONIOENCODING": encoding}).wait()
+    assert ended.status == 0, ended.stderr
+    assert "\\u03b1" in ended.stdout, "the α of the partition"
+
+
+def test_a_folder_whose_name_is_not_utf8(fedrane: Driver, tmp_path: Path) -> None:
+    """It can be made, resumed and read; what needs a name in UTF-8 says so before the run."""
+    run = tmp_path / os.fsdecode(b"run-\xff")
+    for more, who in (("--tensorboard", "TensorBoard"), ("--profile", "profiler")):
+        refused(fedrane("run", more, "--out", run, *WORDS), f"{who} cannot write to", "not UTF-8")
+    assert not run.exists()
+    assert fedrane("run", "--out", run, *WORDS).status == 0
+    assert json.loads((run / "sessions.json").read_text())[0]["command"].count(str(run)) == 1
+    assert fedrane("resume", run, "rounds=4").status == 0
+    assert metrics(run)[-1]["round"] == 4
+    inputs = tmp_path / os.fsdecode(b"x-\xff.npz")
+    np.savez(inputs, x=DIGITS.x_test[:3])
+    assert fedrane("predict", run, inputs).status == 0
+    assert fedrane("report", run, "--samples", "0", "-o", tmp_path / "page.html").status == 0
+    np.savez(inputs, x=DIGITS.x[:300], y=DIGITS.y[:300])
+    words = [word for word in WORDS if not word.startswith("dataset=")]
+    refused(fedrane("run", f"dataset={inputs}", "--out", tmp_path / "new", *words), "cannot be saved", "UTF-8")
+    assert not (tmp_path / "new").exists()
 
 
 def test_run_as_json(fedrane: Driver, tmp_path: Path) -> None:

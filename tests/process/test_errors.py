@@ -129,14 +129,53 @@ def test_a_folder_that_holds_a_run(fedrane: Driver, copy: Path, finished: Path, 
 
 
 def test_a_folder_with_files_of_the_users(fedrane: Driver, tmp_path: Path) -> None:
-    """A run may be put beside them, and leaves them alone."""
-    for name in ("notes.txt", "checkpoints/best.pt", "checkpoints/round-best.safetensors.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    """Nothing is written there, whatever the names of the files are; a place inside it may be used."""
+    mine = [f"mine/{name}" for name in ("summary.json", "checkpoints/round-000001.safetensors", ".lock", "table.md")]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("precious")
-    assert fedrane("run", "--out", tmp_path, *WORDS).status == 0
-    assert fedrane("resume", tmp_path).status == 0
-    for name in ("notes.txt", "checkpoints/best.pt", "checkpoints/round-best.safetensors.txt"):
-        assert (tmp_path / name).read_text() == "precious"
+    for command in (("run",), ("run", "--tensorboard"), ("compare",)):
+        refused(fedrane(*command, "--out", "mine", *WORDS, cwd=tmp_path), "mine is not empty", "new or empty")
+    for command in (("reproduce", "table1"), ("reproduce", "table1", "--show"), ("tune", "fedavg")):
+        refused(fedrane(*command, "--out", "mine", "--dataset", "digits", cwd=tmp_path), "mine is not empty")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(tmp_path / name for name in mine)
+    assert all((tmp_path / name).read_text() == "precious" for name in mine)
+    assert fedrane("run", "--out", "mine/run", *WORDS, cwd=tmp_path).status == 0
+
+
+def test_a_folder_of_another_program(fedrane: Driver, tmp_path: Path) -> None:
+    """It has a config.toml, but none of ours: nothing in it is touched."""
+    files = {"config.toml": "title = 1", ".lock": "taken", "notes.0123abcd.part": "half"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    refused(fedrane("resume", tmp_path), "metadata.json is missing")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
+def test_a_folder_of_a_run_is_none_of_a_comparison(fedrane: Driver, copy: Path) -> None:
+    (copy / "config.toml").unlink()
+    refused(fedrane("compare", "--out", copy, *WORDS), "not made for a comparison")
+
+
+def test_files_are_overwritten_only_by_force(fedrane: Driver, finished: Path, tmp_path: Path) -> None:
+    """Each command that writes a file asks first, before any work."""
+    (tmp_path / "figures").mkdir()
+    for name in ("page.html", "it.npz", "it.png", "figures/mine.png"):
+        (tmp_path / name).write_text("precious")
+    commands = (
+        ("report", finished, "--samples", "0", "-o", "page.html"),
+        ("report", finished, "--samples", "0", "-o", "new.html", "--figures", "figures"),
+        ("partition", *TINY, "--save", "it.npz"),
+        ("partition", *TINY, "--plot", "it.png"),
+    )
+    for command in commands:
+        refused(fedrane(*command, cwd=tmp_path), "exists already", "--force")
+    assert not (tmp_path / "new.html").exists()
+    assert (tmp_path / "it.npz").read_text() == "precious"
+    for command in commands[::2]:
+        assert fedrane(*command, "--force", cwd=tmp_path).status == 0
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert (tmp_path / "it.npz").stat().st_size > 100
 
 
 @pytest.mark.parametrize("command", ["resume", "predict"])

@@ -1,14 +1,16 @@
-"""Files are written atomically, with concurrent writers and if a writer is killed."""
+"""Files are written atomically, with concurrent writers and if a writer is killed; and only into folders of ours."""
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from fedrane.system.files import PARTS, as_toml, write_atomically
+from fedrane.errors import ConfigError, FileError
+from fedrane.system.files import MARK, PARTS, as_toml, is_ours, require_new, take, write_atomically
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +42,41 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkey
     assert (tmp_path / "table.md").read_text() == "old"
     (left,) = set(tmp_path.iterdir()) - {tmp_path / "table.md", tmp_path / "mine.part"}
     assert list(tmp_path.glob(PARTS)) == [left], "and no file of the user's is taken for one"
+
+
+def test_a_name_that_is_not_utf8_is_written_as_json_has_it(tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff-\xc3\xa4")
+    write_atomically(tmp_path / "it.json", json.dumps(name, ensure_ascii=False))
+    assert json.loads((tmp_path / "it.json").read_text(encoding="utf-8")) == name
+    with pytest.raises(ConfigError, match=r"run-\\udcff-ä cannot be saved.*UTF-8"):
+        as_toml({"dataset": name})
+
+
+def test_a_folder_is_ours_if_we_made_it_or_it_was_empty(tmp_path: Path) -> None:
+    take(tmp_path / "new", "run")
+    (tmp_path / "new" / "metrics.jsonl").touch()
+    take(tmp_path / "new", "run")
+    assert not is_ours(tmp_path / "new", "comparison"), "it was made for a run"
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / f"{MARK}.0123abcd.part").touch()
+    take(tmp_path / "killed", "run")
+    (tmp_path / "theirs" / "a" / "seed-0").mkdir(parents=True)
+    with pytest.raises(FileError, match="theirs is not empty"):
+        take(tmp_path / "theirs", "comparison", holding="*/seed-*/config.toml")
+    assert not (tmp_path / "theirs" / MARK).exists()
+    (tmp_path / "theirs" / "a" / "seed-0" / "config.toml").touch()
+    take(tmp_path / "theirs", "comparison", holding="*/seed-*/config.toml")
+
+
+def test_what_exists_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for allowed in (None, tmp_path / "nothing", tmp_path / "empty"):
+        require_new(allowed, force=False)
+    for path in (tmp_path, tmp_path / "link"):
+        require_new(path, force=True)
+        with pytest.raises(FileError, match="--force"):
+            require_new(path, force=False)
 
 
 def test_what_is_written_as_toml_is_read_back() -> None:

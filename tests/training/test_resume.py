@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import re
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -414,13 +416,23 @@ def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: p
     assert fedrane.load(tmp_path / "run").round == 4, "as another process of the same user"
 
 
-def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is called with values from the folder, for instance."""
-    fedrane.run(quick(rounds=1), tmp_path / "run")
+@pytest.mark.parametrize("function", ["subprocess:call", "subprocess:Popen", "os:system"])
+def test_a_folder_cannot_name_any_function_as_its_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """One that is called with values from the folder, for instance: not even if it is trusted."""
+    fedrane.run(quick(rounds=2), tmp_path / "run", stop=lambda: True)
+    forget(monkeypatch, tmp_path)
     config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace('model = "mlp"', 'model = "subprocess:call"'))
-    with pytest.raises(ConfigError, match="names code: model=subprocess:call"):
-        fedrane.load(tmp_path / "run")
+    config.write_text(config.read_text().replace('model = "mlp"', f'model = "{function}"'))
+    where, name = function.split(":")
+    monkeypatch.setattr(f"{where}.{name}", lambda *a: pytest.fail("it was called"))
+    for action in (fedrane.load, fedrane.resume):
+        with pytest.raises(ConfigError, match=f"names code: model={function}.*the installed module {where}"):
+            action(tmp_path / "run")
+    for action in (fedrane.load, fedrane.resume):
+        with pytest.raises(ConfigError, match=f"model={function} is not a network"):
+            action(tmp_path / "run", trust_code=True)
     metadata = json.loads((tmp_path / "run" / METADATA).read_text())
     metadata["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
     (tmp_path / "run" / METADATA).write_text(json.dumps(metadata))
@@ -429,12 +441,29 @@ def test_a_folder_cannot_name_any_function_as_its_network(tmp_path: Path, monkey
     assert not (tmp_path / "made").exists()
 
 
-def test_a_folder_names_its_method_in_any_form(tmp_path: Path) -> None:
+def test_code_that_is_refused_or_trusted_is_said_with_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file that is loaded: here the copy, since the original is gone."""
+    file, e = user_method(tmp_path)
+    stopped(e, tmp_path / "run")
+    forget(monkeypatch, tmp_path)
+    file.unlink()
+    (copy,) = (tmp_path / "run" / "code").glob("*.py")
+    said = f"{copy} (SHA-256 {hashlib.sha256(copy.read_bytes()).hexdigest()})"
+    with pytest.raises(ConfigError, match=re.escape(f"Read {said}")):
+        fedrane.load(tmp_path / "run")
+    fedrane.load(tmp_path / "run", trust_code=True)
+    assert f"trusted, and loaded from {said}" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["method", "algorithm", '"method.name"'])
+def test_a_folder_names_its_method_in_any_form(tmp_path: Path, key: str) -> None:
     """``method = "…"`` is the short form of a table with a name."""
     fedrane.run(quick(rounds=1), tmp_path / "run")
     file, config = tmp_path / "evil.py", tmp_path / "run" / "config.toml"
     file.write_text(f"open({str(tmp_path / 'made')!r}, 'w')")
-    config.write_text(f'method = "{file}:M"\n' + config.read_text().replace('[method]\nname = "fedavg"\n', ""))
+    config.write_text(f'{key} = "{file}:M"\n' + config.read_text().replace('[method]\nname = "fedavg"\n', ""))
     for action in (fedrane.load, fedrane.resume):
         with pytest.raises(ConfigError, match="names code: method="):
             action(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -13,6 +14,9 @@ def main() -> None:
     from fedrane.cli.console import console_for
     from fedrane.errors import FedraneError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that it does not have must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FedraneError as error:

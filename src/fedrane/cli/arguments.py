@@ -29,6 +29,7 @@ DataRoot = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 

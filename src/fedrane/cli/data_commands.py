@@ -11,11 +11,12 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from fedrane.cli.arguments import DataRoot, Json, Words, experiment_of, note
+from fedrane.cli.arguments import DataRoot, Force, Json, Words, experiment_of, note
 from fedrane.cli.console import console_for, plain_table, print_message, show, write_line
 from fedrane.config.effects import uses_alpha
 from fedrane.data import catalogue, download
 from fedrane.data import partition as partitions
+from fedrane.system.files import require_new
 from fedrane.training.setup import as_dataset, make_partition, settled
 
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
@@ -59,9 +60,12 @@ def partition_command(
     settings: Words = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Plot clients × classes into this file.")] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Save the partition, for partition.file=…")] = None,
+    force: Force = False,
     data_root: DataRoot = "",
 ) -> None:
     """Show how an experiment's examples are spread over its clients, without training."""
+    require_new(plot, force)
+    require_new(save, force)
     experiment = experiment_of(settings, data_root)
     dataset = as_dataset(experiment, None)
     experiment, unused = settled(experiment, dataset, False, False)

@@ -9,15 +9,16 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fedrane.cli.arguments import Trust, Words, experiment_of, note
+from fedrane.cli.arguments import Force, Trust, Words, experiment_of, note
 from fedrane.cli.console import write_line
 from fedrane.config import effects
 from fedrane.errors import ConfigError
-from fedrane.experiment import Experiment
+from fedrane.experiment import Experiment, read_toml
 from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
 from fedrane.system.extras import require
-from fedrane.system.files import write_atomically
+from fedrane.system.files import clear_errors, require_new, write_atomically
+from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, predict, read_named_inputs
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
 
@@ -51,6 +52,7 @@ def new_command(
     note(unused)
     experiment.augment.check(examples.shape)
     experiment = experiment.replace(clients=len(make_partition(experiment, examples).clients))
+    user_code.remember(experiment)
     write_project(folder, AppConfig(experiment, Inputs.of(examples)))
     write_line(f"{folder}: {experiment.method_name} for {experiment.clients} clients; how to run it: docs/deploy.md\n")
 
@@ -59,18 +61,25 @@ def new_command(
 def deal_command(
     app: Annotated[Path, typer.Argument(metavar="APP", help="An app that 'fedrane flower new' has written.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write client-0.npz and so on.")],
+    force: Force = False,
+    trust_code: Trust = False,
 ) -> None:
     """For a trial: deal the experiment's dataset out into one file for each client, as a local run would."""
     require("flower", "fedrane flower deal", APP)
     files = list(app.glob(f"*/{EXPERIMENT}"))
     if len(files) != 1:
         raise ConfigError(f"{app} is not an app", f"it has no {EXPERIMENT}", "Write one: fedrane flower new DIR")
+    user_code.require_named(files[0].parent, read_toml(files[0]), trust_code)
     experiment = Experiment.from_toml(files[0])
     dataset = as_dataset(experiment, None)
     partition = make_partition(experiment, dataset)
-    folder.mkdir(parents=True, exist_ok=True)
-    for client, mine in enumerate(partition.clients):
-        np.savez(folder / f"client-{client}.npz", x=dataset.x[mine], y=dataset.y[mine])
+    files = [folder / f"client-{client}.npz" for client in range(len(partition.clients))]
+    for file in files:
+        require_new(file, force)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, mine in zip(files, partition.clients, strict=True):
+            np.savez(file, x=dataset.x[mine], y=dataset.y[mine])
     write_line(f"{folder}: the examples of {len(partition.clients)} clients\n")
 
 

@@ -21,7 +21,7 @@ from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.report.style import clock, count, describe_round, percent, speed
 from fedrane.system import extras
-from fedrane.system.files import clear_errors
+from fedrane.system.files import clear_errors, require_text
 from fedrane.training.callbacks import Callback
 from fedrane.training.result import Result
 
@@ -119,6 +119,7 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: Path) -> None:
         extras.require("report", "TensorBoard", "torch.utils.tensorboard")
+        require_text(folder, "TensorBoard")
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder, self.open = folder, SummaryWriter

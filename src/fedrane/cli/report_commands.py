@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 
 from fedrane import methods, report
-from fedrane.cli.arguments import DataRoot, Json, Quiet, Trust, Words, experiments_of
+from fedrane.cli.arguments import DataRoot, Force, Json, Quiet, Trust, Words, experiments_of
 from fedrane.cli.console import INTERRUPTED, Stop, console_for, print_message, show, write_line
 from fedrane.cli.progress import watching
 from fedrane.config.settings import NAME, addressed, by_label
 from fedrane.errors import ConfigError, FedraneError
 from fedrane.experiment import KEYS, Experiment
 from fedrane.report import comparison
+from fedrane.system.files import require_new
 from fedrane.training.callbacks import Callback
 from fedrane.training.run_folder import Folder
 
@@ -95,6 +96,7 @@ def report_command(
     samples: Annotated[
         int, typer.Option("--samples", help="Test examples in the t-SNE plot; 0 for no plot.")
     ] = report.SAMPLES,
+    force: Force = False,
     data_root: DataRoot = "",
     trust_code: Trust = False,
     quiet: Quiet = False,
@@ -103,6 +105,9 @@ def report_command(
 
     Runs may be unfinished. Those that differ only in their seed are averaged. The page needs no network.
     """
+    if not out.is_dir():  # which is another error
+        require_new(out, force)
+    require_new(figures, force)
     console = console_for(False)
     log = (lambda text: None) if quiet else (lambda text: print_message(console, text))
     written = report.write(

@@ -37,8 +37,9 @@ from fedrane.reproduce.targets import (
     parse_seeds,
     targets,
 )
-from fedrane.system.files import write_atomically
+from fedrane.system.files import require_ours, take, write_atomically
 from fedrane.training.callbacks import Callback
+from fedrane.training.run_folder import CONFIG
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value …]", help="Settings of the experiments.", show_default=False)
@@ -54,6 +55,8 @@ Retry = Annotated[bool, typer.Option("--retry", help="Run failed cells again, fr
 Json = Annotated[bool, typer.Option("--json", help="One JSON line for each cell on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the tables only.")]
 RESULTS, OUT = Path("experiments/results"), Path("runs/reproduce")
+OWN = ("reproduction", f"*/*/{CONFIG}")
+"""The purpose of the folder ``--out``, and the pattern of the files in it that only we write."""
 MEASURING = 120.0
 """Seconds that a dry run spends on measuring speeds."""
 
@@ -96,6 +99,7 @@ def reproduce_command(
         raise ConfigError("--measure without --dry-run", "what is run is measured anyway", "Leave it out")
     if measuring is None:
         measuring = MEASURING if measure else 0.0
+    require_ours(out, *OWN)
     data_root = data_root or _root_in(settings)
     selection = Selection(
         _names(dataset, "--dataset"),
@@ -122,6 +126,8 @@ def reproduce_command(
             if best_settings(selection.tuned, cell.row.name, cell.condition)
         }
         print_message(console, f"settings of {tuned}: {', '.join(titles) or 'none fits'}")
+    if not show_only and (measuring or not dry_run):
+        take(out, *OWN)
     if dry_run:
         _dry_run(console, sweeps, out, measuring, as_json)
         return
@@ -171,6 +177,7 @@ def tune_command(
     console = console_for(False)
     if measure not in tune.MEASURES:
         raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
+    require_ours(out, *OWN)
     data_root = data_root or _root_in(settings)
     selection = Selection(seeds=parse_seeds(seeds), words=_all_words(settings, rounds, data_root))
     datasets, tuned_methods = _names(dataset, "--dataset", needed=True), _names(names, "METHOD", needed=True)
@@ -194,6 +201,7 @@ def tune_command(
         for method, each in chosen.items()
         for condition in conditions
     ]
+    take(out, *OWN)
     with Stop(console).listening() as stop:
         for method, condition, trials in planned:
             every = [cell for trial in trials for cell in trial.cells]
@@ -295,6 +303,7 @@ def _show(
 ) -> None:
     from fedrane.reproduce.draw import figures  # matplotlib is slow to import
 
+    take(out, *OWN)
     made = tables.result_tables(target, selection, sweep)
     for suffix, text in (("md", tables.markdown(made)), ("csv", tables.as_csv(made)), ("tex", tables.latex(made))):
         write_atomically(out / f"{target.name}.{suffix}", text)

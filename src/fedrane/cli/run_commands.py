@@ -74,7 +74,7 @@ def _new_folder(experiment: Experiment) -> Path:
     dataset = Path(experiment.dataset).stem or "data"
     name = f"{dataset}-{experiment.method_name.rpartition(':')[2]}-seed{experiment.seed}"
     taken = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
-    return next(path for path in taken if not Folder(path).holds_run())
+    return next(path for path in taken if Folder(path).is_free())
 
 
 def resume_command(

@@ -18,7 +18,7 @@ from fedrane.data.federation import Federation
 from fedrane.engines import automatic_threads
 from fedrane.engines.evaluation import tally_predictions
 from fedrane.engines.sequential import Sequential
-from fedrane.errors import FedraneError
+from fedrane.errors import Diverged, FedraneError
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState, derive_first_state, initial_server_state
 from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, digest
 from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, tally_record
@@ -118,6 +118,8 @@ class RequestHandler:
         down, constant = received
         done = self.engine.train_client(self._context(down), request.client, request.round, request.epochs)
         client_state = tree.map(lambda leaf: leaf.cpu().contiguous(), done.client_state)
+        if not tree.finite(client_state):  # the server refuses such an upload, and never sees this
+            raise Diverged(f"client {request.client}'s own state is no longer finite in round {request.round}")
         self.client.store.put(request.round, SavedState(client_state, constant))
         up = tree.flatten(done.up)
         if request.bf16:  # the change is rounded, and not the model
@@ -145,6 +147,8 @@ class RequestHandler:
     def deliver(self) -> RecordDict:
         """Keep the models; a client that never took part first trains on its own examples, for itself alone."""
         models = self._models(personalise=self.request.aggregated == NEVER)
+        if not tree.finite(models):
+            raise Diverged(f"the models of client {self.request.client} are not finite")
         self.provider.keep_models(self.client, self.request, models.get(GLOBAL), models.get(PERSONAL))
         return RecordDict({"reply": ConfigRecord({"client": self.request.client, "round": self.request.round})})
 

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.bodies import MODELS, WITHOUT_NORM
+from fedrane.system import loading
 
-__all__ = ["MODELS", "WITHOUT_NORM", "build", "check", "split_head"]
+__all__ = ["MODELS", "WITHOUT_NORM", "build", "check", "load", "split_head"]
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+"""A user's function: input shape and number of classes to a network."""
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
@@ -26,6 +30,22 @@ def check(name: str) -> None:
     if name not in MODELS:
         remedy = nearest(name, MODELS) + ", or a file of yours: model=path.py:function model_head=NAME"
         raise ConfigError(f"model={name!r} is not known", remedy=remedy)
+
+
+def load(name: str) -> nn.Module | Factory:
+    """A user's network, or what makes it.
+
+    Of an installed module only a network will do: among its functions there may be any, such as ``subprocess:call``.
+    """
+    found: nn.Module | Factory = loading.load(name, "model")
+    network = isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module))
+    if not network and not (callable(found) and loading.file_of(name)):
+        raise ConfigError(
+            f"model={name} is not a network",
+            "it must derive from torch.nn.Module; only in a file of yours may it be a function",
+            "Write model=path.py:function",
+        )
+    return found
 
 
 def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
@@ -72,7 +92,3 @@ def _try(network: nn.Module, examples: Tensor) -> Tensor | str:
             return scores
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return str(error).splitlines()[0]
-
-
-Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""A user's function: input shape and number of classes to a network."""

@@ -24,7 +24,7 @@ from fedrane.errors import CheckpointError, ConfigError, Diverged
 from fedrane.experiment import Experiment, read_toml
 from fedrane.run import resume, run
 from fedrane.system import loading
-from fedrane.system.files import write_atomically
+from fedrane.system.files import taking, write_atomically
 from fedrane.training import user_code
 from fedrane.training.callbacks import Callback
 from fedrane.training.predictor import Inputs
@@ -131,6 +131,20 @@ def compare(
     The experiments are named by method or by label. Returns None if it was stopped on the way.
     """
     _check_apart(experiments, out)
+    with taking(Path(out), "comparison", holding=f"*/seed-*/{CONFIG}"):
+        comparison = _compared(experiments, seeds, Path(out), callbacks, stop)
+    if comparison:
+        write_atomically(Path(out) / "table.md", comparison.markdown())
+    return comparison
+
+
+def _compared(
+    experiments: dict[str, Experiment],
+    seeds: Sequence[int],
+    out: Path,
+    callbacks: Callable[[str, int], Sequence[Callback]],
+    stop: Callable[[], bool],
+) -> Comparison | None:
     labels = _labels(experiments)
     runs: dict[str, list[Metrics]] = {name: [] for name in experiments}
     diverged: dict[str, str] = {}
@@ -143,7 +157,7 @@ def compare(
                 _require_same(folder, wanted)
                 user_code.remember(wanted)
             if not (go_on and folder.finished):
-                watch = [*callbacks(name, seed), _Labelling(Path(out), labels)]
+                watch = [*callbacks(name, seed), _Labelling(out, labels)]
                 path = folder.path
                 try:
                     if go_on:
@@ -158,9 +172,7 @@ def compare(
                 if not result.finished:
                     return None
             runs[name].append(_summary(folder))
-    comparison = Comparison(runs, Path(out), diverged, labels)
-    write_atomically(Path(out) / "table.md", comparison.markdown())
-    return comparison
+    return Comparison(runs, out, diverged, labels)
 
 
 def _summary(folder: Folder) -> Metrics:

@@ -74,7 +74,7 @@ def lock(path: Path, wait: bool = True) -> Iterator[bool]:
         return
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = path.open("a")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

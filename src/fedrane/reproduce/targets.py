@@ -321,7 +321,7 @@ def _check_names(experiments: Sequence[Experiment]) -> None:
         engines.check(engine)
     for model in dict.fromkeys(e.model for e in experiments):
         if loading.is_reference(model):
-            loading.load(model, "model")
+            models.load(model)
         elif model != "auto":
             models.check(model)
     for file in dict.fromkeys(e.partition.file for e in experiments):

@@ -1,4 +1,4 @@
-"""Atomic writes with clear errors, and the TOML that is written."""
+"""Atomic writes with clear errors, folders that may be written to, and the TOML that is written."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from fedrane.errors import FileError
+from fedrane.errors import ConfigError, FileError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_SPACE_TEXT = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
 PARTS = f"*.{'[0-9a-f]' * 8}.part"
 """Temporary files that a killed writer leaves next to its file."""
+MARK = ".fedrane"
+"""The file by which a folder is known as one of ours; it says what for."""
 
 
 @contextmanager
@@ -44,12 +46,37 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                # A path may hold bytes that are no text, as lone surrogates: they are written as JSON escapes them.
+                file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             settle(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def is_text(path: str | Path) -> bool:
+    """Whether a path can be written as UTF-8; a system's file names may hold other bytes, here lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(path))
+
+
+def require_text(path: Path, who: str) -> None:
+    """Raise an error for a path that ``who`` cannot write to, since it takes UTF-8 only."""
+    if not is_text(path):
+        raise ConfigError(f"{who} cannot write to {path}", "its name is not UTF-8", "Name another folder")
+
+
+@contextmanager
+def as_text(path: Path) -> Iterator[Path]:
+    """The path of an existing file for a library that takes UTF-8 only."""
+    if is_text(path):
+        yield path
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")  # of Linux; other systems have no such names
+    finally:
+        os.close(descriptor)
 
 
 def settle(part: Path, path: Path) -> None:
@@ -60,6 +87,69 @@ def settle(part: Path, path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_ours(folder: Path, purpose: str, holding: str = "") -> bool:
+    """Whether we may write into a folder: it is new or empty, or we took it for the same purpose before.
+
+    Or it holds files of the pattern ``holding``, which only we write.
+    """
+    with clear_errors(folder):
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except FileNotFoundError:
+            return True
+        if MARK in names:
+            return (folder / MARK).read_bytes() == _mark(purpose)
+        known = bool(holding) and any(folder.glob(holding))
+        return known or all(name.startswith(f"{MARK}.") for name in names)  # a mark that was never finished
+
+
+def require_ours(folder: Path, purpose: str, holding: str = "") -> None:
+    """Raise an error for a folder with files that are not ours: some could be overwritten."""
+    if not is_ours(folder, purpose, holding):
+        raise FileError(
+            f"{folder} is not empty",
+            f"it was not made for a {purpose}, and files in it could be overwritten",
+            "Name a folder that is new or empty",
+        )
+
+
+def take(folder: Path, purpose: str, holding: str = "") -> None:
+    """Make a folder ours, or raise an error if it holds files that are not."""
+    require_ours(folder, purpose, holding)
+    if not (folder / MARK).is_file():
+        write_atomically(folder / MARK, _mark(purpose))
+
+
+@contextmanager
+def taking(folder: Path, purpose: str, holding: str = "") -> Iterator[None]:
+    """Take a folder for what follows. If that fails before it has written anything, no folder is left behind."""
+    new = not folder.exists()
+    take(folder, purpose, holding)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # of a folder that is not empty, among others
+            if new and {path.name for path in folder.iterdir()} == {MARK}:
+                (folder / MARK).unlink()
+                folder.rmdir()
+        raise
+
+
+def _mark(purpose: str) -> bytes:
+    return f"A {purpose} of fedrane.\n".encode()
+
+
+def require_new(path: Path | None, force: bool) -> None:
+    """Raise an error if a file, or a folder with files in it, would be overwritten and ``force`` does not allow it."""
+    if path is None or force or not os.path.lexists(path):
+        return
+    with clear_errors(path):
+        if not path.is_dir() or any(path.iterdir()):
+            raise FileError(
+                f"{path} exists already", "it would be overwritten", "Name another, or overwrite it with --force"
+            )
 
 
 def as_toml(values: Mapping[str, Any], header: str = "") -> str:
@@ -74,6 +164,9 @@ def as_toml(values: Mapping[str, Any], header: str = "") -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, str):  # TOML's basic strings are JSON's, except for the delete character
+        if not is_text(value):
+            name = value.encode(errors="backslashreplace").decode()
+            raise ConfigError(f"{name} cannot be saved", "a TOML file is UTF-8, and this name is not", "Rename it")
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"

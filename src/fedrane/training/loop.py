@@ -13,7 +13,7 @@ import torch
 from torch.profiler import record_function
 
 from fedrane import engines, tree
-from fedrane.algorithm import GLOBAL, Algorithm
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import sampling
 from fedrane.data.federation import Federation
 from fedrane.engines import Engine, Trained
@@ -152,11 +152,21 @@ class TrainingLoop:
         seconds = time.perf_counter() - began
         if self._due(stage):
             with record_function(EVALUATE):
-                record |= stage.engine.evaluate(self.server, self.client_states, stage.round)
+                record |= self._evaluate(stage)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
+
+    def _evaluate(self, stage: Stage) -> Metrics:
+        """All measures; an error if finite parameters give scores that are not numbers.
+
+        A loss may be infinite: that of a method which gives some classes the score −∞.
+        """
+        measured = stage.engine.evaluate(self.server, self.client_states, stage.round)
+        if any(math.isnan(measured.get(f"{which}/loss", 0.0)) for which in (GLOBAL, PERSONAL)):
+            raise self._diverged(stage.round, [])
+        return measured
 
     def lr_of(self, round: int) -> float:
         """The learning rate of a round. The post-training stage has that of the last round that was run:
@@ -178,12 +188,14 @@ class TrainingLoop:
         clients = trained.cohort.index.tolist()
         finite = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
         server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
-        if not tree.finite(server) or not any(finite.values()):
-            raise self._diverged(stage.round, [k for k in clients if not finite[k]])
+        kept = {k: state for k, state in trained.client_states.items() if finite[k]}
+        broken = [] if tree.finite(kept) else [k for k, state in kept.items() if not tree.finite(state)]
+        if broken or not tree.finite(server) or not any(finite.values()):
+            raise self._diverged(stage.round, sorted({*broken, *(k for k in clients if not finite[k])}))
         for text in (*trained.messages, *metrics.pop("messages", ())):
             self.message(f"round {stage.round}: {text}")
         self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
-        for k, client_state in ((k, client_state) for k, client_state in trained.client_states.items() if finite[k]):
+        for k, client_state in kept.items():
             self.client_states[k] = tree.map(tree.as_saved, client_state)
         record: Metrics = {
             "train/loss": float(np.average(trained.metrics["loss"], weights=_weights(trained))),
@@ -205,7 +217,8 @@ class TrainingLoop:
         return Diverged(
             f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
             "nothing after this would mean anything; what was saved is from before it",
-            f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10",
+            f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10; a rate or strength of the method "
+            "may be too large as well",
         )
 
     def _due(self, stage: Stage) -> bool:

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedrane.data.federation import Federation
 from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
+from fedrane.system.files import require_text
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import PHASES
 from fedrane.training.result import Result
@@ -30,6 +31,7 @@ class Profiler(Callback):
     """Traces the second round (the first compiles and captures), or the only one."""
 
     def __init__(self, path: Path) -> None:
+        require_text(path, "the profiler")
         self.path = path
         self.phases: list[Part] = []
         self.operations: list[Part] = []

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedrane import tree
-from fedrane.errors import CheckpointError
+from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.system.files import PARTS, clear_errors, settle, write_atomically
+from fedrane.system.files import PARTS, as_text, clear_errors, is_ours, require_ours, settle, take, write_atomically
 from fedrane.task import Model, State
 
 try:
@@ -36,6 +36,8 @@ COMPARISON = "comparison.json"
 """In the folder of a comparison: the labels of its methods, by the names of their folders."""
 DIGESTS = ("sources", "fingerprints", "accepted")
 """The entries of the metadata that identify the inputs; later ones override earlier ones."""
+RUN = "run"
+"""The purpose of a run folder, in its mark."""
 KEPT = 2
 """Checkpoints."""
 FORMAT = 1
@@ -59,17 +61,19 @@ class Folder:
     # ---- creating and opening
 
     def create(self) -> None:
-        """Create the folder, or use one without a run. Leftovers of a run that never started are removed."""
+        """Create the folder, or use an empty one, or one of a run that never started: its leftovers are removed."""
         self.require_free()
-        with clear_errors(self.path):
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        take(self.path, RUN)
         self.lock()
         self.require_free()  # now that it is locked: another process may have started one
+        with clear_errors(self.path):
+            (self.path / "checkpoints").mkdir(exist_ok=True)
         self._clear(METRICS, SUMMARY, CALIBRATION, "checkpoints/round-*.safetensors")
 
     def open(self) -> None:
         """Open an existing run."""
         self.require_run()
+        self.read_metadata()  # before anything is written: a folder of another program may hold a config.toml too
         self.lock()
         self._clear()
 
@@ -77,7 +81,7 @@ class Folder:
         """Remove these files, and partial files that a killed process left, ours and those of safetensors."""
         with clear_errors(self.path):
             for pattern in (*patterns, PARTS, f"{CODE}/{PARTS}", "checkpoints/round-*.part", "checkpoints/.tmp*"):
-                for path in self.path.glob(pattern):
+                for path in self.held().glob(pattern):
                     path.unlink()
 
     def require_free(self) -> None:
@@ -87,6 +91,11 @@ class Folder:
                 "its results would be overwritten",
                 f"Go on with it: fedrane resume {self.path} — or choose another --out",
             )
+        require_ours(self.path, RUN)
+
+    def is_free(self) -> bool:
+        """Whether a run may be created here."""
+        return not self.holds_run() and is_ours(self.path, RUN)
 
     def require_run(self) -> None:
         if not self.holds_run():
@@ -99,7 +108,7 @@ class Folder:
         if fcntl is None:
             return
         with clear_errors(self.path / ".lock"):
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = (self.path / ".lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,6 +116,28 @@ class Folder:
             raise CheckpointError(
                 f"{self.path} is in use by another process", "two would overwrite each other", "Wait for it, or stop it"
             ) from error
+        self.held()  # it may have been replaced before it was locked
+
+    def held(self, name: str = "") -> Path:
+        """The path of a file to write; an error if the folder was deleted, moved or replaced since it was locked.
+
+        The lock file is open, so no other file can have its number.
+        """
+        path = self.path / name
+        if self._lock is None:
+            return path
+        with clear_errors(path):
+            try:
+                held = os.path.samestat(os.fstat(self._lock.fileno()), (self.path / ".lock").stat())
+            except FileNotFoundError:
+                held = False
+        if not held:
+            raise FileError(
+                f"{self.path} is no longer the folder of this run",
+                "it was deleted, moved or replaced, and another run may use it now",
+                "If it was moved, resume it where it is now",
+            )
+        return path
 
     def close(self) -> None:
         if self._lock is not None:
@@ -116,10 +147,10 @@ class Folder:
     # ---- configuration
 
     def write_config(self, experiment: Experiment) -> None:
-        write_atomically(self.path / CONFIG, experiment.to_toml())
+        write_atomically(self.held(CONFIG), experiment.to_toml())
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(self.held(name), json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
         path = self.path / name
@@ -176,7 +207,7 @@ class Folder:
     # ---- metrics
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        path = self.path / METRICS
+        path = self.held(METRICS)
         with clear_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
@@ -208,7 +239,7 @@ class Folder:
     def cut_metrics(self, last: int) -> list[dict[str, Any]]:
         """Drop the records after the round ``last``, and return the others."""
         kept = self.metrics_until(last)
-        write_atomically(self.path / METRICS, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
+        write_atomically(self.held(METRICS), "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
         return kept
 
     # ---- checkpoints
@@ -220,7 +251,7 @@ class Folder:
 
     def save(self, checkpoint: Checkpoint, rounds: int) -> Path:
         """Write, fsync, rename. Keep the last two, and that of the last of ``rounds``: a run is extended from it."""
-        path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
+        path = self.held(f"checkpoints/round-{checkpoint.round:06d}.safetensors")
         with clear_errors(path):
             write(path, checkpoint)
             paths = self.checkpoints()
@@ -329,7 +360,7 @@ def empty_dicts(node: Any, path: str = "") -> Iterator[str]:
 def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -> Checkpoint:
     """Read a checkpoint; without ``clients``, the server's state only, which may be a hundred times smaller."""
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with as_text(path) as readable, safe_open(readable, framework="pt", device=str(device)) as file:
             header = json.loads((file.metadata() or {}).get("fedrane", "{}"))
             if header.get("format") != FORMAT:
                 raise CheckpointError(

@@ -143,7 +143,7 @@ def _network(
     if given is None and not loading.is_reference(experiment.model):
         return models.build(experiment.model, shape, classes)
     if given is None:
-        given = loading.load(experiment.model, "model")
+        given = models.load(experiment.model)
     if isinstance(given, nn.Module):
         return models.split_head(given, experiment.model_head, shape)
     with torch.random.fork_rng(devices=[]):

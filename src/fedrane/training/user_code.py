@@ -6,6 +6,7 @@ user has named it before, on this account, or trusts it explicitly now.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ KEYS = ("method.name", "model")
 """The settings that may name code."""
 WORDS = {"method.name": "method", "model": "model"}
 """Their names on the command line."""
+
+LOG = logging.getLogger("fedrane")
 
 _named: set[str] = set()
 """The code named in this process; this works even if nothing can be written to disk."""
@@ -62,14 +65,14 @@ def _add(marks: set[str]) -> None:
     with suppress(OSError):
         if new:
             _record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _record().open("a", encoding="utf-8") as file:
+            with _record().open("a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write("".join(f"{mark}\n" for mark in new))
 
 
 def _known() -> set[str]:
     try:
-        return _named | set(_record().read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError):
+        return _named | set(_record().read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    except OSError:
         return _named
 
 
@@ -90,6 +93,7 @@ def keep(experiment: Experiment, folder: Folder) -> None:
     """
     for key, file in sources.user_files(experiment).items():
         if key in KEYS:
+            folder.held()
             write_atomically(_copy(folder, file, sources.digest(file)), file.read_bytes())
 
 
@@ -155,11 +159,22 @@ def require_named(
     for key, reference in _references(values).items():
         file = files.get(reference) or loading.file_of(reference)
         marks = _marks(reference, file)
-        if trust:
-            _add(marks)
-        elif not marks & _known():
+        if marks & _known() and not trust:
+            continue
+        what = f"{folder} names code: {WORDS[key]}={reference}"
+        where = _identity(reference, file)
+        if not trust:
             raise ConfigError(
-                f"{folder} names code: {WORDS[key]}={reference}",
+                what,
                 "you have not run it here before, and a folder from someone else may name any code",
-                f"Read {file or reference}; if you trust it, use --trust-code (in Python: trust_code=True)",
+                f"Read {where}; if you trust it, use --trust-code (in Python: trust_code=True)",
             )
+        LOG.warning("%s; trusted, and loaded from %s", what, where)
+        _add(marks)
+
+
+def _identity(reference: str, file: Path | None) -> str:
+    """Where code would be loaded from, and its digest if it is a file."""
+    if file is None:
+        return f"the installed module {reference.rpartition(':')[0]}"
+    return f"{file} (SHA-256 {loading.digest(file)})" if file.is_file() else f"{file}, which is missing"
