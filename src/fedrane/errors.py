@@ -31,6 +31,10 @@ class CheckpointError(FedraneError):
     """A run folder or a checkpoint that cannot be read or written."""
 
 
+class TooLarge(DataError):  # noqa: N818 - named after what it is
+    """Something that needs more memory than is available."""
+
+
 class FileError(FedraneError):
     """A file that cannot be written."""
 

@@ -374,6 +374,18 @@ def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "shape" in metrics(out)[0]["refused"]["2"]
 
 
+def test_a_population_beyond_the_nodes_memory_is_refused(tmp_path: Path) -> None:
+    def down(message: Message) -> Message:
+        request = message.content.config_records.get("request")
+        if request and request["client"] == 2:
+            request["population"] = 10**12
+        return message
+
+    federation = Federation(tmp_path, rounds=1, participation=1.0)
+    out = federation.serve(down=down)
+    assert "a federation of 1000000000000 clients, as the server says, needs about" in metrics(out)[0]["refused"]["2"]
+
+
 def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
     """Fractions become bytes; bytes as floats are refused, and not taken for either."""
     app, digits = Federation(tmp_path).app, data.load("digits")

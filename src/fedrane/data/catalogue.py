@@ -75,9 +75,8 @@ class KnownIdx(Known):
 
     def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         images, labels = (self.locate(folder, name) or folder / name for name in files)
-        x, y = idx.read(images, 3, remedy), idx.read(labels, 1, remedy).astype(np.int64)
-        if x.shape[1:] != self.shape[1:]:
-            raise DataError(f"{images} has images of {x.shape[1:]}", f"they should be {self.shape[1:]}", remedy)
+        x = idx.read(images, 3, remedy, self.shape[1:])
+        y = idx.read(labels, 1, remedy).astype(np.int64)
         if len(x) != len(y):
             raise DataError(f"{images} has {len(x)} images but {labels} has {len(y)} labels", "", remedy)
         last_label = self.first_label + len(self.classes) - 1
