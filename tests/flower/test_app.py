@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedrane.cli.app import app as command
 from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.flower.app import client, models
+from fedrane.flower.certificates import certificates
 from fedrane.flower.engine import TooFewRepliesError
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import AppConfig
@@ -427,6 +429,27 @@ def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
     for words in (["new", str(tmp_path / "app")], ["certs", str(tmp_path / "app")]):
         result = CliRunner().invoke(command, ["flower", *words])
         assert isinstance(result.exception, ConfigError)
+
+
+def test_an_app_or_keys_are_not_written_onto_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for command_name in ("new", "certs"):
+        done = CliRunner().invoke(command, ["flower", command_name, str(tmp_path / "file")])
+        assert "file is a file" in str(done.exception)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "x" * 65, "a/b", "é.example", "-x", "1.2.3.999", "a\nb", "a..b", "*"])
+def test_a_host_that_cannot_be_gets_no_certificate(host: str) -> None:
+    with pytest.raises(ConfigError, match="neither a host name nor an address"):
+        certificates([host], 1)
+
+
+def test_a_quote_in_a_path_is_escaped_in_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path('q"uote.py').write_text("from fedrane.methods.fedavg import FedAvg\nclass Mine(FedAvg): pass\n")
+    done = CliRunner().invoke(command, ["flower", "new", "app", "clients=3", 'method=q"uote.py:Mine'])
+    assert done.exit_code == 0, done.output
+    assert 'q"uote.py:Mine' in tomllib.loads(Path("app/pyproject.toml").read_text())["project"]["description"]
 
 
 def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fedrane.data.arrays import Array, Header
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
+from fedrane.system.files import user_path
 
 _ARRAYS = ("x", "y", "client", "x_test", "y_test", "classes")
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -47,7 +48,7 @@ def from_npz(path: str | Path) -> Dataset:
     ``x`` contains images, as bytes or as floats in [0, 1], with channels first, last or left out; or a table of
     numbers. ``y`` and ``client`` contain integers or names. ``classes`` names the classes in order.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     headers = _headers(path)
     for name in headers:
         if name not in _ARRAYS:
@@ -132,7 +133,7 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
 
     A label is the name of a class or its index. A client need not have examples of every class.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if path.suffix == ".npz":
         headers = _headers(path)
         if not {"x", "y"} <= headers.keys():
@@ -175,7 +176,7 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
 
     Images are grey if all of them are, else RGB. ``image_size`` above 0 resizes them to that height and width.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", "", "Check the path")
     if image_size < 0:
