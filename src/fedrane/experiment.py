@@ -296,7 +296,7 @@ def _check(e: Experiment) -> None:
         need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
     need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
     need(
-        0 < e.lr < 1e38, "lr", "the learning rate must be positive, and finite as a float32", "Use for instance lr=0.1"
+        0 < e.lr < 1e38, "lr", "the learning rate must be positive and finite, as a float32", "Use for instance lr=0.1"
     )
     need(0 <= e.momentum < 1, "momentum", "from 1 on, the steps grow without bound", "Use 0 <= momentum < 1")
     need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")
