@@ -5,14 +5,30 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_LONGEST = 1500
+"""Characters of each part of a message."""
+
 
 class FedraneError(Exception):
     """An error for the user. The command line prints it as one line, without a traceback."""
 
     def __init__(self, problem: str, why: str = "", remedy: str = "") -> None:
+        problem, why, remedy = (one_line(part) for part in (problem, why, remedy))
         self.problem, self.why, self.remedy = problem, why, remedy
         reason = ": ".join(part.rstrip(".") for part in (problem, why) if part)
         super().__init__(". ".join(part.rstrip(".") for part in (reason, remedy) if part) + ".")
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line of bounded length without control characters, which could be of somebody else.
+
+    >>> one_line("a name\\twith\\n\\x1b[31mcolour")
+    'a name with \\\\x1b[31mcolour'
+    """
+    text = " ".join(text.split()) if len(text.splitlines()) > 1 or "\t" in text else text
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} … {text[-290:]}"
 
 
 class ConfigError(FedraneError):
@@ -31,8 +47,12 @@ class CheckpointError(FedraneError):
     """A run folder or a checkpoint that cannot be read or written."""
 
 
+class TooLarge(DataError):  # noqa: N818 - named after what it is
+    """Something that needs more memory than is available."""
+
+
 class FileError(FedraneError):
-    """A file that cannot be written."""
+    """A path that cannot be used, or a file that cannot be written."""
 
 
 class Diverged(FedraneError):  # noqa: N818 - named after what happened

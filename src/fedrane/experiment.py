@@ -193,7 +193,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}", remedy="Give a TOML file, or key=value words") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: bad TOML, bad UTF-8, too many digits
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
 
 
@@ -252,7 +252,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     for option in options:
         try:
             return _TYPES[option](value)
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             continue
     name = " or ".join(getattr(option, "__name__", str(option)) for option in options)
     raise ConfigError(f"{key}={value}", f"it must be {_TYPE_NAMES.get(name, name)}")
@@ -295,7 +295,9 @@ def _check(e: Experiment) -> None:
     for key in ("clients", "rounds", "epochs", "batch", "eval_every", "checkpoint_every"):
         need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
     need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
-    need(0 < e.lr < math.inf, "lr", "the learning rate must be positive and finite", "Use for instance lr=0.1")
+    need(
+        0 < e.lr < 1e38, "lr", "the learning rate must be positive and finite, as a float32", "Use for instance lr=0.1"
+    )
     need(0 <= e.momentum < 1, "momentum", "from 1 on, the steps grow without bound", "Use 0 <= momentum < 1")
     need(0 <= e.weight_decay < math.inf, "weight_decay", "it is not negative", "Use for instance weight_decay=1e-4")
     need(0 <= e.clip < math.inf, "clip", "it is the maximum gradient norm, 0 for no limit", "Use for instance clip=10")

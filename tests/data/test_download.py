@@ -34,6 +34,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.asked = files, []
         self.ranges = True
+        self.length = True  # whether it says how long a file is
         self.break_after = []  # for the next requests: how many bytes to send before disconnecting
         self.fail_with = []  # for the next requests: the status to return
 
@@ -41,10 +42,10 @@ class Server(ThreadingHTTPServer):
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def sources(self, name="fmnist", members=(), md5=None):
+    def sources(self, name="fmnist", members=(), sha256=None):
         return {
             name: tuple(
-                Remote(f"{self.url}/{file}", md5 or hashlib.md5(content, usedforsecurity=False).hexdigest(), members)
+                Remote(f"{self.url}/{file}", len(content), sha256 or hashlib.sha256(content).hexdigest(), members)
                 for file, content in self.files.items()
             )
         }
@@ -68,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        if server.length:
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         end = start + server.break_after.pop(0) if server.break_after else len(content)
         self.wfile.write(content[start:end])
@@ -80,6 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(autouse=True)
 def quick_and_local(monkeypatch):
     monkeypatch.setattr(download, "PAUSE", 0.001)
+    monkeypatch.setattr(download, "SECURE", "http://127.0.0.1:")  # the server here has no certificate
     monkeypatch.setattr(catalogue, "SYSTEM", {})
     monkeypatch.setenv("no_proxy", "*")
 
@@ -161,10 +164,47 @@ def test_a_server_that_ignores_ranges_is_heard_from_the_start(serve, tmp_path):
 def test_a_part_that_cannot_be_continued_is_started_over(serve, tmp_path, extra):
     server = serve()
     raw(tmp_path).mkdir(parents=True)
-    (raw(tmp_path) / f"{FIRST}.part").write_bytes(b"?" * (len(FILES[FIRST]) + extra))  # the server returns 416
+    (raw(tmp_path) / f"{FIRST}.part").write_bytes(b"?" * (len(FILES[FIRST]) + extra))
     download.get("fmnist", tmp_path, None, server.sources())
-    assert [asked for _, asked in server.asked[:2]] == [f"bytes={len(FILES[FIRST]) + extra}-", None]
+    assert server.asked[0] == (FIRST, None)
     assert (raw(tmp_path) / FIRST).read_bytes() == FILES[FIRST]
+
+
+def test_a_part_beyond_the_end_of_the_servers_file_is_started_over(serve, tmp_path):
+    server = serve()
+    sources = server.sources()
+    whole, server.files = server.files, server.files | {FIRST: FILES[FIRST][:15]}
+    raw(tmp_path).mkdir(parents=True)
+    (raw(tmp_path) / f"{FIRST}.part").write_bytes(b"?" * 20)  # the server returns 416
+
+    def repaired(done, total, label):
+        server.files = whole
+
+    download.get("fmnist", tmp_path, repaired, sources)
+    assert [asked for _, asked in server.asked[:3]] == ["bytes=20-", None, "bytes=15-"]
+    assert (raw(tmp_path) / FIRST).read_bytes() == FILES[FIRST]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["length announced", "length not announced"])
+def test_what_is_longer_than_the_file_is_not_written(serve, tmp_path, told, monkeypatch):
+    server = serve()
+    sources, server.files = server.sources(), server.files | {FIRST: FILES[FIRST] + bytes(3_000_000)}
+    server.length = told
+    written = []
+    with pytest.raises(
+        DataError, match=f"{FIRST} is longer than {len(FILES[FIRST])} bytes: the server has a different"
+    ):
+        download.get("fmnist", tmp_path, lambda done, *_: written.append(done), sources)
+    assert all(done <= len(FILES[FIRST]) for done in written)
+    assert list(raw(tmp_path).iterdir()) == []
+
+
+def test_an_address_without_encryption_is_refused(serve, tmp_path, monkeypatch):
+    server = serve()
+    monkeypatch.setattr(download, "SECURE", "https://")
+    with pytest.raises(DataError, match=f"leads to {server.url}/{FIRST}: it is not encrypted"):
+        download.get("fmnist", tmp_path, None, server.sources())
+    assert list(raw(tmp_path).iterdir()) == []
 
 
 def test_a_part_that_is_already_whole_needs_no_server(serve, tmp_path):
@@ -208,8 +248,8 @@ def test_a_passing_failure_of_the_server_is_waited_for(serve, tmp_path):
 
 def test_a_wrong_checksum_leaves_nothing(serve, tmp_path):
     server = serve()
-    with pytest.raises(DataError, match="its MD5 is not 0000") as caught:
-        download.get("fmnist", tmp_path, None, server.sources(md5="0" * 32))
+    with pytest.raises(DataError, match="its SHA-256 is not 0000") as caught:
+        download.get("fmnist", tmp_path, None, server.sources(sha256="0" * 64))
     assert f"{server.url}/{FIRST}" in caught.value.problem
     assert list(raw(tmp_path).iterdir()) == []
 
@@ -334,4 +374,5 @@ def test_every_known_dataset_has_a_source_for_each_of_its_files():
     for name, remotes in download.SOURCES.items():
         given = set().union(*(remote.gives for remote in remotes))
         assert set(catalogue.KNOWN[name].missing(Path("/nowhere"))) <= given
-        assert all(len(bytes.fromhex(remote.md5)) == 16 for remote in remotes)
+        assert all(len(bytes.fromhex(remote.sha256)) == 32 for remote in remotes)
+        assert all(remote.url.startswith("https://") and 1000 < remote.size < 10**9 for remote in remotes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedrane.data import idx
-from fedrane.errors import DataError
+from fedrane.errors import DataError, TooLarge
 
 REMEDY = "Delete the file and run `fedrane data get fmnist`"
 PIXELS = bytes(range(24))  # two images of 3 × 4 with different pixels: a wrong order shows
@@ -75,12 +75,34 @@ def test_a_wrong_magic_number_is_rejected(tmp_path, magic):
 
 def test_a_header_cannot_claim_memory(tmp_path):
     claim = b"\x00\x00\x08\x03" + struct.pack(">III", *[0xFFFFFFFF] * 3)
+    (tmp_path / "images").write_bytes(claim + b"few")
     tracemalloc.start()
-    message = refused(tmp_path / "images", claim + b"few")
+    with pytest.raises(TooLarge, match="needs about over a million TiB") as caught:
+        idx.read(tmp_path / "images", 3, REMEDY)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert "has 3 bytes" in message
+    assert REMEDY in str(caught.value)
     assert peak < 5_000_000
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRANE_MEMORY", "0.01")
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(b"\x00\x00\x08\x03" + struct.pack(">III", 20_000, 28, 28) + bytes(20_000 * 784)))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(
+        TooLarge, match=r"20000 × 28 × 28 bytes, needs about 29\.9 MiB of memory: 10\.2 MiB are available"
+    ):
+        idx.read(path, 3, REMEDY)
+    monkeypatch.setenv("FEDRANE_MEMORY", "unlimited")
+    assert idx.read(path, 3, REMEDY).shape == (20_000, 28, 28)
+
+
+def test_examples_of_another_shape_are_refused_unread(tmp_path):
+    path = tmp_path / "images"
+    path.write_bytes(b"\x00\x00\x08\x03" + struct.pack(">III", 0xFFFFFFFF, 0, 28))
+    with pytest.raises(DataError, match=r"has images of \(0, 28\): they should be \(28, 28\)"):
+        idx.read(path, 3, REMEDY, (28, 28))
 
 
 def test_an_unreadable_path_is_rejected(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -423,6 +424,27 @@ def test_an_archive_of_other_arrays_is_rejected(tmp_path: Path, change: dict[str
     np.savez(path, **(GOOD | change))
     with pytest.raises(DataError, match=r"not a partition, or is corrupt"):
         load(path, examples=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offsets": np.zeros(10_000_000, np.int64)}, "its offsets do not match"),
+        ({"meta": np.array("{}" + " " * 2_000_000)}, "its description is too long"),
+        ({"examples": np.zeros(10_000_000, np.int64)}, "is for 10000000 examples"),
+    ],
+)
+def test_arrays_that_cannot_be_of_this_dataset_are_not_read(
+    tmp_path: Path, change: dict[str, NDArray[np.generic]], message: str
+) -> None:
+    path = tmp_path / "large.npz"
+    np.savez_compressed(path, **(GOOD | change))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        load(path, examples=6)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 @pytest.mark.parametrize("missing", sorted(GOOD))

@@ -1,15 +1,19 @@
 """The user's own data: arrays, folders of images, torch datasets."""
 
+import struct
+import subprocess
+import zlib
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from fedrane.data import from_folder, from_npz, from_torch, load
+from fedrane.data import from_folder, from_npz, from_torch, load, readers
 from fedrane.data.dataset import hold_out
-from fedrane.errors import DataError
+from fedrane.errors import DataError, TooLarge
 
 RNG = np.random.default_rng(5)
 COLOUR = RNG.integers(0, 256, (10, 3, 6, 5), dtype=np.uint8)  # no two axes are equal: a swap shows
@@ -164,6 +168,34 @@ def test_a_file_that_is_not_an_archive_of_arrays_is_rejected(tmp_path):
     assert "cannot be read" in refused(load, str(path))
 
 
+def test_arrays_are_compared_with_the_memory_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((3000, 100, 100), np.uint8), y=np.arange(3000) % 2)
+    assert path.stat().st_size < 50_000
+    monkeypatch.setenv("FEDRANE_MEMORY", "0.1")
+    with pytest.raises(
+        TooLarge, match=r"the dataset in .*bomb\.npz needs about 544 MiB of memory: 102 MiB are available"
+    ):
+        load(str(path))
+    with pytest.raises(TooLarge, match="needs about"):
+        readers.read_labelled(path, ("0", "1"))
+    monkeypatch.setenv("FEDRANE_MEMORY", "0.05")
+    with pytest.raises(TooLarge, match=r"x of .*bomb\.npz needs about 60\.2 MiB"):
+        readers.read_inputs(path, lambda shape: None)
+    monkeypatch.setenv("FEDRANE_MEMORY", "unlimited")
+    assert len(readers.read_inputs(path, lambda shape: None)) == 3000
+
+
+def test_inputs_are_read_alone_and_after_their_shape_was_seen(tmp_path):
+    path = npz(tmp_path, x=COLOUR.transpose(0, 2, 3, 1), other=np.array([None]))
+
+    def only_rows(shape):
+        raise DataError(f"shape {shape}")
+
+    assert refused(readers.read_inputs, path, only_rows) == "shape (3, 6, 5)."
+    assert (readers.read_inputs(path, lambda shape: None) == COLOUR).all()
+
+
 def test_without_a_test_set_a_fixed_fifth_of_each_class_is_held_out(tmp_path):
     x, y = np.arange(50.0).reshape(25, 2), np.array([0] * 15 + [1] * 8 + [2] * 2)
     data = load(str(npz(tmp_path, x=x, y=y)))
@@ -269,6 +301,64 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
         assert f"{broken} cannot be read as an image" in refused(from_folder, tmp_path)
     picture(broken, GREY[0].astype(np.uint16))
     assert f"{broken} has more than 8 bits" in refused(from_folder, tmp_path)
+
+
+def test_another_format_under_the_name_of_an_image_is_not_opened(tmp_path, monkeypatch):
+    """Pillow gives PostScript to Ghostscript, which is a program that can do anything."""
+    ran = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **_: ran.append(command))
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: ran.append("gs"))
+    Image.init()  # all formats that Pillow knows
+    broken = tmp_path / "cat" / "1.png"
+    broken.parent.mkdir()
+    dds = b"DDS " + struct.pack("<7I", 124, 0x1007, 4, 4, 0, 0, 0) + bytes(44) + struct.pack("<2I4s", 32, 4, b"DX99")
+    avif = b"\x00\x00\x00\x1cftypavif" + bytes(40)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) show\n%%EOF\n"
+    for content in (eps, dds + bytes(200), avif):
+        broken.write_bytes(content)
+        message = refused(from_folder, tmp_path)
+        assert f"{broken} cannot be read as an image: images are PNG, JPEG" in message
+        assert message == refused(readers.read_image, broken, (1, 8, 8))
+    assert not ran
+
+
+@pytest.mark.parametrize("side", [9_500, 20_000], ids=["where Pillow warns", "where Pillow stops"])
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, side, monkeypatch):
+    """A few bytes can declare any size; only the header is needed to see it."""
+    bomb = tmp_path / "cat" / "1.png"
+    picture(bomb, GREY[0])
+    png = bytearray(bomb.read_bytes())
+    png[16:24] = struct.pack(">II", side, side)
+    png[29:33] = struct.pack(">I", zlib.crc32(bytes(png[12:29])))
+    bomb.write_bytes(png)
+    monkeypatch.setenv("FEDRANE_MEMORY", "unlimited")
+    for reader, arguments in ((from_folder, (tmp_path, 8)), (readers.read_image, (bomb, (1, 8, 8), 8))):
+        assert f"{bomb} has too many pixels: 89,478,485 are the most" in refused(reader, *arguments)
+
+
+def test_images_are_compared_with_the_memory_before_they_are_decoded(tmp_path, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(readers, "_pixels", lambda *_: decoded.append(1))
+    for number in range(6):
+        picture(tmp_path / "cat" / f"{number}.png", np.zeros((2000, 2000), np.uint8))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.png")) < 100_000
+    monkeypatch.setenv("FEDRANE_MEMORY", "0.2")
+    with pytest.raises(TooLarge, match=r"6 images like .*0\.png needs about 435 MiB of memory: 205 MiB are available"):
+        from_folder(tmp_path)
+    with pytest.raises(TooLarge, match=r"needs about 42\.5 GiB.*Set a smaller image_size"):
+        from_folder(tmp_path, 20_000)
+    with pytest.raises(TooLarge, match=r"0\.png needs about 1\.49 GiB"):
+        readers.read_image(tmp_path / "cat" / "0.png", (1, 8, 8), 20_000)
+    assert not decoded
+
+
+def test_colour_among_grey_images_is_compared_again(tmp_path, monkeypatch):
+    for number in range(3):
+        picture(tmp_path / "cat" / f"{number}.png", np.zeros((300, 300) + (3,) * (number == 2), np.uint8))
+    shapes = []
+    monkeypatch.setattr(readers.memory, "require", lambda needed, *_: shapes.append(needed))
+    assert from_folder(tmp_path).shape == (3, 300, 300)
+    assert len(shapes) == 2
 
 
 def test_a_folder_with_a_wrong_layout_is_rejected(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrane.data import sampling
+from fedrane.errors import TooLarge
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 4), st.integers(0, 9))
@@ -19,6 +21,13 @@ def test_each_epoch_uses_each_example_once(size: int, batch: int, epochs: int, c
         assert sorted(made.examples[part][made.mask[part]]) == list(range(size))
     assert len(set(made.keys.tolist())) == epochs * steps
     assert (made.examples[~made.mask] == 0).all()
+
+
+def test_more_than_fits_in_memory_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs and batch may come from a server."""
+    for batch, epochs in ((10, 10**9), (10**11, 1)):
+        with pytest.raises(TooLarge, match=r"examples drawn for round 1 \(epochs=\d+\) needs about"):
+            sampling.batches(0, 1, {0: 100}, batch, epochs)
 
 
 def test_batches_differ_by_round_client_and_epoch() -> None:

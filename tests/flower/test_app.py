@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedrane.cli.app import app as command
 from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError, FileError
 from fedrane.flower.app import client, models
+from fedrane.flower.certificates import certificates
 from fedrane.flower.engine import TooFewRepliesError
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import AppConfig
@@ -404,6 +406,18 @@ def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "shape" in metrics(out)[0]["refused"]["2"]
 
 
+def test_a_population_beyond_the_nodes_memory_is_refused(tmp_path: Path) -> None:
+    def down(message: Message) -> Message:
+        request = message.content.config_records.get("request")
+        if request and request["client"] == 2:
+            request["population"] = 10**12
+        return message
+
+    federation = Federation(tmp_path, rounds=1, participation=1.0)
+    out = federation.serve(down=down)
+    assert "a federation of 1000000000000 clients, as the server says, needs about" in metrics(out)[0]["refused"]["2"]
+
+
 def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> None:
     """Fractions become bytes; bytes as floats are refused, and not taken for either."""
     app, digits = Federation(tmp_path).app, data.load("digits")
@@ -445,6 +459,27 @@ def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
     for words in (["new", str(tmp_path / "app")], ["certs", str(tmp_path / "app")]):
         result = CliRunner().invoke(command, ["flower", *words])
         assert isinstance(result.exception, ConfigError)
+
+
+def test_an_app_or_keys_are_not_written_onto_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for command_name in ("new", "certs"):
+        done = CliRunner().invoke(command, ["flower", command_name, str(tmp_path / "file")])
+        assert "file is a file" in str(done.exception)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "x" * 65, "a/b", "é.example", "-x", "1.2.3.999", "a\nb", "a..b", "*"])
+def test_a_host_that_cannot_be_gets_no_certificate(host: str) -> None:
+    with pytest.raises(ConfigError, match="neither a host name nor an address"):
+        certificates([host], 1)
+
+
+def test_a_quote_in_a_path_is_escaped_in_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path('q"uote.py').write_text("from fedrane.methods.fedavg import FedAvg\nclass Mine(FedAvg): pass\n")
+    done = CliRunner().invoke(command, ["flower", "new", "app", "clients=3", 'method=q"uote.py:Mine'])
+    assert done.exit_code == 0, done.output
+    assert 'q"uote.py:Mine' in tomllib.loads(Path("app/pyproject.toml").read_text())["project"]["description"]
 
 
 def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,37 @@ import pytest
 from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
+GIVEN = {
+    "broken.toml": "rounds = 3\nclients = = 4\n",
+    "inf.toml": "clients = inf\n",
+    "zeros.toml": f"lr = 1{'0' * 400}\n",
+    "digits.toml": f"clients = 1{'0' * 5000}\n",
+    "deep.toml": f"clients = {'[' * 5000}{']' * 5000}\n",
+    "nul.toml": 'method = "a\\u0000b.py:M"\n',
+    "ends.py": "raise SystemExit(0)\n",
+    "own.py": """\
+from dataclasses import dataclass
+from fedrane.methods.fedavg import FedAvg
+number = 3
+def none(shape, classes): return None
+def raises(shape, classes):
+    raise RuntimeError("two\\nlines\\x1b")
+def ends(shape, classes): raise SystemExit(0)
+@dataclass(frozen=True)
+class Checked(FedAvg):
+    def __post_init__(self):
+        raise ValueError("no")
+@dataclass(frozen=True)
+class Aggregates(FedAvg):
+    def aggregate(self, *given):
+        raise KeyError("a mistake")
+@dataclass(frozen=True)
+class Ends(FedAvg):
+    def aggregate(self, *given):
+        raise SystemExit(0)
+""",
+}
+"""Files of a user, each with a mistake."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +97,22 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["fedavg"], ["'fedavg'", "key=value"]),
         (["nowhere.toml"], ["nowhere.toml", "no file"]),
         (["broken.toml"], ["broken.toml", "TOML", "line 2"]),
+        (["inf.toml"], ["clients=inf", "whole number"]),
+        (["zeros.toml"], ["lr=1000", "a number"]),
+        (["digits.toml"], ["digits.toml", "TOML", "4300 digits"]),
+        (["deep.toml"], ["deep.toml", "TOML", "recursion"]),
+        (["nul.toml"], ["a\\x00b.py cannot be used"]),
+        (["lr=1e308"], ["lr=1e+308", "float32"]),
+        (["device=meta"], ["device=meta cannot be used"]),
+        (["dataset=~nobody-here/x.npz"], ["~nobody-here/x.npz cannot be used", "home directory"]),
+        ([f"dataset={'x' * 300}.npz"], ["xxx.npz cannot be used", "too long"]),
+        ([f"method={'x' * 300}.py:M"], ["xxx.py cannot be used", "too long"]),
+        (["model=own.py:none", "model_head=x"], ["own.py:none returned a NoneType"]),
+        (["model=own.py:number", "model_head=x"], ["own.py:number is a int"]),
+        (["model=own.py:raises", "model_head=x"], ["RuntimeError: two lines", "own.py, line 6, in raises"]),
+        (["model=own.py:ends", "model_head=x"], ["SystemExit: 0", "own.py, line 7, in ends"]),
+        (["method=ends.py:Mine"], ["SystemExit: 0", "ends.py, line 1"]),
+        (["method=own.py:Checked"], ["your own code raised ValueError: no", "own.py, line 11, in __post_init__"]),
         (["model=nowhere.py:network"], ["nowhere.py"]),
         (["model=broken.toml:network", "model_head=x"], ["broken.toml"]),
         ([f"model={USER_METHODS}:nett"], ["no 'nett'", "'network'"]),
@@ -75,9 +124,17 @@ def test_a_mistake_in_the_configuration(
     fedrane: Driver, tmp_path: Path, words: list[str], fragments: list[str]
 ) -> None:
     """Names the mistake and what is known; no folder is made, not even for TensorBoard."""
-    (tmp_path / "broken.toml").write_text("rounds = 3\nclients = = 4\n")
+    for name, text in GIVEN.items():
+        (tmp_path / name).write_text(text)
     refused(fedrane("run", "--tensorboard", "--out", "run", *words, cwd=tmp_path), *fragments)
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
+    assert {path.name for path in tmp_path.iterdir()} == GIVEN.keys()
+
+
+@pytest.mark.parametrize(("hook", "line"), [("Aggregates", 15), ("Ends", 19)])
+def test_a_method_that_raises_is_named_with_its_line(fedrane: Driver, tmp_path: Path, hook: str, line: int) -> None:
+    (tmp_path / "own.py").write_text(GIVEN["own.py"])
+    ended = fedrane("run", "--quiet", "--out", "run", *TINY, f"method=own.py:{hook}", "engine=sequential", cwd=tmp_path)
+    refused(ended, "your own code raised", f"own.py, line {line}, in aggregate")
 
 
 @pytest.mark.parametrize(
@@ -257,12 +314,25 @@ def test_all_checkpoints_damaged(fedrane: Driver, copy: Path, damage: Callable[[
         ("partition.npz", b"PK", "corrupt"),
         ("metrics.jsonl", b'{"round": 1\n{"round": 2}\n', "line 1"),
         ("metrics.jsonl", b"\xff\xfe\n\n", "line 1"),
+        ("metrics.jsonl", b"3\n", "line 1"),
+        ("metrics.jsonl", b"[" * 100_000 + b"\n\n", "line 1"),
+        ("metadata.json", b"[]", "no classes"),
+        ("metadata.json", b"[" * 100_000, "recursion"),
     ],
 )
 def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: bytes, fragments: str) -> None:
     """The file is named."""
     (copy / name).write_bytes(content)
     refused(fedrane("resume", copy), name, fragments)
+
+
+def test_output_that_cannot_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "fedrane", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: system error: [Errno 28] No space left on device\n"
 
 
 def test_training_that_diverges(fedrane: Driver, tmp_path: Path) -> None:

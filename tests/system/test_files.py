@@ -9,8 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from fedrane.errors import ConfigError, FileError
-from fedrane.system.files import MARK, PARTS, as_toml, is_ours, require_new, take, write_atomically
+from fedrane.errors import ConfigError, FedraneError, FileError
+from fedrane.system.files import MARK, PARTS, as_toml, is_ours, require_new, take, user_path, write_atomically
+
+
+def test_an_error_is_one_bounded_line_without_control_characters() -> None:
+    error = FedraneError("a\nb\x1b[31m\u202e", "\t" + "x" * 10**6, "remedy\x00")
+    assert str(error).startswith("a b\\x1b[31m\\u202e: xxx")
+    assert str(error).endswith("xxx. remedy\\x00.")
+    assert str(error).isprintable()
+    assert len(str(error)) < 5000
+    assert str(FedraneError("täglich … ‘x’")) == "täglich … ‘x’."
+
+
+@pytest.mark.parametrize("wrong", ["a\0b", "x" * 300, "y/" * 3000, "~nobody-here/x"])
+def test_a_path_that_cannot_be_is_an_error(wrong: str) -> None:
+    with pytest.raises(FileError, match="cannot be used"):
+        user_path(wrong)
+
+
+def test_a_path_that_may_be_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert user_path("~/file/below") == tmp_path / "file" / "below"
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

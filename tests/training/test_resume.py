@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedrane
@@ -742,3 +744,27 @@ def test_a_run_killed_before_it_was_calibrated_is_finished(tmp_path: Path, monke
     assert not fedrane.load(tmp_path / "run").calibration
     fedrane.resume(tmp_path / "run")
     assert fedrane.load(tmp_path / "run").calibration
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["[" * 100_000, "[]", {"paths": None}, {"paths": {"x": "y"}}, {"round": "1"}, {"joined": [99]}, {"empty": [3]}],
+    ids=["deep", "list", "no paths", "other paths", "round", "joined", "empty"],
+)
+def test_a_checkpoint_with_another_header_is_one_clear_error(tmp_path: Path, change: Any) -> None:
+    fedrane.run(quick(rounds=1), tmp_path / "run")
+    (path,) = Folder(tmp_path / "run").checkpoints()
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["fedrane"])
+    text = change if isinstance(change, str) else json.dumps(header | change)
+    save_file(load_file(path), path, {"fedrane": text})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run_folder.read(path)
+
+
+def test_checkpoints_beyond_six_digits_are_seen_in_order(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("999999", "1000000", "000012", "12"):
+        (tmp_path / "checkpoints" / f"round-{name}.safetensors").touch()
+    assert [round_of(path) for path in folder.checkpoints()] == [12, 999_999, 1_000_000]

@@ -47,7 +47,7 @@ def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], 
     with Progress(*columns, console=console) as bar:
         tasks: dict[str, Any] = {}
 
-        def advance(done: int, total: int | None, label: str) -> None:
+        def advance(done: int, total: int, label: str) -> None:
             if label not in tasks:
                 tasks[label] = bar.add_task(label, total=total)
             bar.update(tasks[label], completed=done, total=total)

@@ -17,7 +17,7 @@ from fedrane.experiment import Experiment, read_toml
 from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
 from fedrane.system.extras import require
-from fedrane.system.files import clear_errors, require_new, write_atomically
+from fedrane.system.files import clear_errors, require_new, usable, write_atomically
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, predict, read_named_inputs
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
@@ -27,6 +27,13 @@ APP = "fedrane.flower.app"
 """It imports Flower, which is an extra."""
 UNUSED = {"engine": "each client of a federation trains on its own machine"}
 """Settings of an experiment that have no effect in a federation, and why."""
+
+
+def _require_empty(folder: Path, why: str) -> None:
+    if usable(folder).exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", why, "Name a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty", why, "Name another folder")
 
 
 @flower_app.command("new")
@@ -41,8 +48,7 @@ def new_command(
     """
     require("flower", "fedrane flower new", APP)
     experiment = experiment_of(words)
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty", "an app is written into a folder of its own", "Name another one")
+    _require_empty(folder, "an app is written into a folder of its own")
     examples = as_dataset(experiment, None)
     resolved = experiment.replace(
         model=automatic_model(experiment.model, examples.shape),
@@ -97,8 +103,7 @@ def certs_command(
     ssh-keygen -t ecdsa -b 384 -N "" -f node.
     """
     require("flower", "fedrane flower certs", "cryptography")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty", "keys in use would be overwritten", "Name another folder")
+    _require_empty(folder, "keys in use would be overwritten")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, (content, mode) in certificates(hosts or ["127.0.0.1", "localhost"], nodes).items():
         write_atomically(folder / path, content)

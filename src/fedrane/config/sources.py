@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
 from fedrane.experiment import Experiment
+from fedrane.system.files import user_path
 from fedrane.task import Task
 
 LENGTH = 12
@@ -28,7 +29,7 @@ def user_files(experiment: Experiment) -> dict[str, Path]:
         named["dataset"] = experiment.dataset
     if experiment.partition.file:
         named["partition.file"] = experiment.partition.file
-    paths = {key: Path(name).expanduser() for key, name in named.items()}
+    paths = {key: user_path(name) for key, name in named.items()}
     return {key: path for key, path in paths.items() if path.exists()}
 
 

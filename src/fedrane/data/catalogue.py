@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedrane.data import cifar, idx
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
+from fedrane.system.files import user_path
 
 Examples = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -75,9 +76,8 @@ class KnownIdx(Known):
 
     def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         images, labels = (self.locate(folder, name) or folder / name for name in files)
-        x, y = idx.read(images, 3, remedy), idx.read(labels, 1, remedy).astype(np.int64)
-        if x.shape[1:] != self.shape[1:]:
-            raise DataError(f"{images} has images of {x.shape[1:]}", f"they should be {self.shape[1:]}", remedy)
+        x = idx.read(images, 3, remedy, self.shape[1:])
+        y = idx.read(labels, 1, remedy).astype(np.int64)
         if len(x) != len(y):
             raise DataError(f"{images} has {len(x)} images but {labels} has {len(y)} labels", "", remedy)
         last_label = self.first_label + len(self.classes) - 1
@@ -202,8 +202,8 @@ class Status:
 def data_root(given: str | Path | None = None) -> Path:
     """Return the folder of all datasets: the given one, else $FEDRANE_DATA, else one in the user's cache."""
     if root := given or os.environ.get("FEDRANE_DATA"):
-        return Path(root).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedrane"
+        return user_path(root)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedrane"
 
 
 def known(name: str) -> Known:
@@ -218,7 +218,7 @@ def find(name: str, root: Path) -> Path | None:
     return next((folder for folder in _folders(name, root) if not known(name).missing(folder)), None)
 
 
-def load(name: str, root: Path | None = None) -> Dataset:
+def load(name: str, root: str | Path | None = None) -> Dataset:
     """Read a known dataset from the data root."""
     if name == DIGITS:
         return _digits()

@@ -83,7 +83,8 @@ def moments(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     means, deviations = [], []
     for channel in range(x.shape[1]):  # one at a time, to keep the float64 copy small
-        values = x[:, channel].astype(np.float64) / scale
+        values = x[:, channel].astype(np.float64)
+        values /= scale
         means.append(float(values.mean()))
         # Compared exactly: rounding gives a constant column a tiny deviation, and nothing should be divided by that.
         deviations.append(float(values.std()) if values.min() < values.max() else 1.0)

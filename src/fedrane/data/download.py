@@ -1,4 +1,4 @@
-"""Downloads the known datasets: resumable, checked against a checksum, and moved into place atomically."""
+"""Downloads the known datasets: over https, resumable, checked by size and SHA-256, and moved into place atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.error import HTTPError, URLError
@@ -22,13 +22,16 @@ from fedrane._version import __version__
 from fedrane.data import catalogue
 from fedrane.errors import DataError
 
-Progress = Callable[[int, int | None, str], None]
-"""Called after each chunk with (bytes done, total bytes if known, name of the file)."""
+Progress = Callable[[int, int, str], None]
+"""Called after each chunk with (bytes done, total bytes, name of the file)."""
 
 TRIES = 4
 """How many connections in a row may fail without receiving anything."""
 PAUSE = 1.0
 """Seconds before the second try; doubled after each further failure."""
+
+SECURE = "https://"
+"""How every address begins."""
 
 _TIMEOUT = 30.0
 _CHUNK = 1 << 18
@@ -41,8 +44,9 @@ class Remote:
     """A file to download: a dataset's file, or an archive of some of them."""
 
     url: str
-    md5: str
-    """The checksum that torchvision publishes."""
+    size: int
+    """In bytes. A server that sends more is not listened to any further."""
+    sha256: str
     members: tuple[str, ...] = ()
     """The files to unpack from an archive; each goes into the dataset's folder under its base name."""
 
@@ -60,34 +64,53 @@ def _all_files(name: str) -> tuple[str, ...]:
     return (*catalogue.KNOWN[name].train_files, *catalogue.KNOWN[name].test_files)
 
 
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 
 SOURCES: Mapping[str, tuple[Remote, ...]] = {
     "fmnist": (
-        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+        Remote(
+            f"{_FASHION}/train-images-idx3-ubyte.gz",
+            26_421_880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
+        Remote(
+            f"{_FASHION}/train-labels-idx1-ubyte.gz",
+            29_515,
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        Remote(
+            f"{_FASHION}/t10k-images-idx3-ubyte.gz",
+            4_422_102,
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        ),
+        Remote(
+            f"{_FASHION}/t10k-labels-idx1-ubyte.gz",
+            5_148,
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
     ),
     "emnist-letters": (
         Remote(
             "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "58c8d27c78d21e728a6bc7b3cc06412e",
+            561_753_746,
+            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
             tuple(f"gzip/{name}.gz" for name in _all_files("emnist-letters")),
         ),
     ),
     "cifar10": (
         Remote(
             f"{_CIFAR}/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             tuple(f"cifar-10-batches-py/{name}" for name in (*_all_files("cifar10"), "batches.meta")),
         ),
     ),
     "cifar100": (
         Remote(
             f"{_CIFAR}/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
+            169_001_437,
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
             tuple(f"cifar-100-python/{name}" for name in (*_all_files("cifar100"), "meta")),
         ),
     ),
@@ -125,18 +148,20 @@ def get(
     return f"{name} is now in {folder}"
 
 
-def _silent(done: int, total: int | None, label: str) -> None:
+def _silent(done: int, total: int, label: str) -> None:
     pass
 
 
 def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
     part = folder / f"{remote.name}.part"
-    if not _is_complete(part, remote.md5):  # it is complete if only unpacking failed before
+    if not _is_complete(part, remote):  # it is complete if only unpacking failed before
+        if _size(part) >= remote.size:
+            part.unlink()  # nothing can be added to it
         _download(remote, part, progress)
-        if not _is_complete(part, remote.md5):
+        if not _is_complete(part, remote):
             part.unlink()
             raise DataError(
-                f"the download of {remote.url} is corrupt: its MD5 is not {remote.md5}",
+                f"the download of {remote.url} is corrupt: its SHA-256 is not {remote.sha256}",
                 "it has been deleted",
                 "Try again; if it happens twice, the server has a different file",
             )
@@ -147,11 +172,11 @@ def _bring(remote: Remote, folder: Path, progress: Progress) -> None:
         part.replace(folder / remote.name)
 
 
-def _is_complete(part: Path, md5: str) -> bool:
-    if not part.exists():
+def _is_complete(part: Path, remote: Remote) -> bool:
+    if _size(part) != remote.size:
         return False
     with part.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5
+        return hashlib.file_digest(stream, "sha256").hexdigest() == remote.sha256
 
 
 def _size(part: Path) -> int:
@@ -190,26 +215,49 @@ def _download(remote: Remote, part: Path, progress: Progress) -> None:
         time.sleep(PAUSE * 2**failures)
 
 
+def _open(request: Request) -> HTTPResponse:
+    """Connect; an address that is not https, also after a redirect, is an error."""
+    response: HTTPResponse = urlopen(request, timeout=_TIMEOUT)  # noqa: S310 — our own addresses
+    if not response.url.startswith(SECURE):
+        response.close()
+        raise DataError(
+            f"{request.full_url} leads to {response.url}", "it is not encrypted, so anybody on the way can read it"
+        )
+    return response
+
+
 def _stream(remote: Remote, part: Path, progress: Progress) -> None:
     """Append to ``part`` over one connection, or start over if the server sends the whole file."""
     done = _size(part)
     headers = {"User-Agent": f"fedrane/{__version__}"} | ({"Range": f"bytes={done}-"} if done else {})
-    with urlopen(Request(remote.url, headers=headers), timeout=_TIMEOUT) as response:  # noqa: S310 — our own addresses
+    with _open(Request(remote.url, headers=headers)) as response:  # noqa: S310 — our own addresses
         if response.status != 206:
             done = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             part.unlink()
             raise ConnectionError("the server sent a different range than requested")
-        total = None if response.length is None else done + response.length
+        if response.length is not None and done + response.length > remote.size:
+            raise _too_long(remote, part)  # before a byte of it is written
         with part.open("ab" if done else "wb") as sink:
             while piece := response.read(_CHUNK):
-                sink.write(piece)
                 done += len(piece)
-                progress(done, total, remote.name)
+                if done > remote.size:
+                    raise _too_long(remote, part)
+                sink.write(piece)
+                progress(done, remote.size, remote.name)
             sink.flush()
             os.fsync(sink.fileno())
-    if total is not None and done < total:
-        raise ConnectionError(f"the connection was lost after {done} of {total} bytes")
+    if done < remote.size:
+        raise ConnectionError(f"the connection was lost after {done} of {remote.size} bytes")
+
+
+def _too_long(remote: Remote, part: Path) -> DataError:
+    part.unlink(missing_ok=True)
+    return DataError(
+        f"{remote.url} is longer than {remote.size} bytes",
+        "the server has a different file",
+        f"Get {', '.join(sorted(remote.gives))} elsewhere and put them in {part.parent}",
+    )
 
 
 def _unpack(remote: Remote, archive: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.errors import DataError
+from fedrane.system import memory
 
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
@@ -23,8 +24,11 @@ def locate(folder: Path, stem: str) -> Path | None:
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
-def read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
-    """Return the array of unsigned bytes in a plain or gzip-compressed file; ``remedy`` is added to error messages."""
+def read(path: Path, dimensions: int, remedy: str, item: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
+    """Return the array of unsigned bytes in a plain or gzip-compressed file; ``remedy`` is added to error messages.
+
+    ``item`` is the shape that each example must have.
+    """
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw as stream:
             head = stream.read(4 + 4 * dimensions)
@@ -39,6 +43,9 @@ def read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
                 raise DataError(f"{path} ends inside its header", "", remedy)
             shape = struct.unpack(f">{dimensions}I", head[4:])
             size = math.prod(shape)
+            if item is not None and shape[1:] != item:
+                raise DataError(f"{path} has images of {shape[1:]}", f"they should be {item}", remedy)
+            memory.require(2 * size, f"{path}, which says that it holds {' × '.join(map(str, shape))} bytes,", remedy)
             # Read in chunks, at most one beyond the size in the header: a forged header cannot claim memory.
             body = bytearray()
             while len(body) <= size and (chunk := stream.read(_CHUNK)):

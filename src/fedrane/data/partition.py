@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane.data import arrays
 from fedrane.data.streams import generator, permutation
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.system.files import write_atomically
 
 Examples = NDArray[np.int64]
+_LONGEST_META = 1 << 20
+"""Bytes of what a saved partition says about its origin."""
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 
 
@@ -350,31 +353,44 @@ def save(partition: Partition, path: str | os.PathLike[str], **meta: str | int |
 
 def load(path: str | os.PathLike[str], examples: int) -> Partition:
     """Read a saved partition of a dataset of ``examples`` examples."""
+    path = Path(path)
     try:
-        content = Path(path).read_bytes()
+        held = _saved_examples(arrays.headers(path))
+        meta = json.loads(str(arrays.read(path, ["meta"])["meta"]))
+        made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
+        # Of another dataset's partition no more is read: its size may be anything.
+        saved = _partition(**arrays.read(path, ["examples", "offsets"])) if held == examples else None
     except OSError as error:
         raise DataError(
             f"no partition can be read from {path}: {error}",
             remedy="Check partition.file, or leave it empty to draw a new partition",
         ) from error
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            flat, offsets, meta = file["examples"], file["offsets"], json.loads(str(file["meta"]))
-        made_of = ", ".join(f"{name}={value}" for name, value in meta.items())
-        valid = flat.dtype == offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
-        if not valid or (np.diff(offsets) < 0).any():
-            raise ValueError("its offsets do not match its examples")
-        saved = Partition(tuple(np.sort(piece) for piece in np.split(flat, offsets[1:-1])))
-    except Exception as error:  # on broken bytes, the readers of zip, arrays and JSON raise almost anything
+    except Exception as error:  # arrays or a description that are not those of a partition
         raise DataError(
             f"{path} is not a partition, or is corrupt: {error}",
             "it needs the arrays examples, offsets and meta, with each example exactly once",
             "Create it again, or leave partition.file empty to draw a new partition",
         ) from error
-    if len(flat) != examples:
+    if saved is None:
         raise DataError(
-            f"the partition in {path} is for {len(flat)} examples" + (f" ({made_of})" if made_of else ""),
+            f"the partition in {path} is for {held} examples" + (f" ({made_of})" if made_of else ""),
             f"this dataset has {examples}: the file belongs to another one",
             "Use the dataset it was made from, or leave partition.file empty to draw a new partition",
         )
     return saved
+
+
+def _saved_examples(headers: Mapping[str, arrays.Header]) -> int:
+    """How many examples a saved partition is of; ValueError if its arrays are not those of a partition."""
+    flat, offsets, meta = (headers[name] for name in ("examples", "offsets", "meta"))
+    if not flat.dtype == offsets.dtype == np.int64 or not len(flat.shape) == len(offsets.shape) == 1:
+        raise ValueError("its examples and offsets are not lists of whole numbers")
+    if not 2 <= offsets.elements <= flat.elements + 1 or meta.size > _LONGEST_META:
+        raise ValueError("its offsets do not match its examples, or its description is too long")
+    return flat.elements
+
+
+def _partition(examples: Examples, offsets: NDArray[np.int64]) -> Partition:
+    if offsets[0] != 0 or offsets[-1] != len(examples) or (np.diff(offsets) < 0).any():
+        raise ValueError("its offsets do not match its examples")
+    return Partition(tuple(np.sort(piece) for piece in np.split(examples, offsets[1:-1])))

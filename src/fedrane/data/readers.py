@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from fedrane.data import arrays as npz
+from fedrane.data.arrays import Array, Header
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
-
-Array = NDArray[Any]
+from fedrane.system import memory
+from fedrane.system.files import user_path
 
 _ARRAYS = ("x", "y", "client", "x_test", "y_test", "classes")
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""What these suffixes stand for. The content decides how a file is read, and Pillow knows formats that run programs."""
 _GREY = {"1", "L", "LA", "La"}
 _CHANNELS = {1, 3, 4}
+_PER_LABEL = 64
+"""Bytes that are needed to sort and number one label, beside the label itself."""
+_PER_ROW = 1024
+"""Bytes of a row's name and prediction, as they are listed."""
+_AT_ONCE = 1 << 20
+"""Pixels that are converted at a time."""
 
 
 class MapStyle(Protocol):
@@ -37,28 +48,46 @@ def from_npz(path: str | Path) -> Dataset:
     ``x`` contains images, as bytes or as floats in [0, 1], with channels first, last or left out; or a table of
     numbers. ``y`` and ``client`` contain integers or names. ``classes`` names the classes in order.
     """
-    path = Path(path).expanduser()
-    arrays = _arrays(path)
-    for name in arrays:
+    path = user_path(path)
+    headers = _headers(path)
+    for name in headers:
         if name not in _ARRAYS:
             raise DataError(f"{path} has an unknown array {name!r}", "", nearest(name, _ARRAYS))
     for name, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
-        if name not in arrays and (other in arrays or name == "x"):
+        if name not in headers and (other in headers or name == "x"):
             raise DataError(f"{path} has no array {name!r}", "inputs and labels belong together", f"Add {name!r}")
+    arrays = _arrays(path, headers)
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     classes = arrays.get("classes")
     names = None if classes is None else [str(name) for name in _column(classes, f"{path}: classes").tolist()]
     return _dataset(path.stem, str(path), (arrays["x"], arrays["y"]), test, arrays.get("client"), names)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _headers(path: Path) -> dict[str, Header]:
     if not path.is_file():
         raise DataError(f"{path} does not exist", "", "Check the path")
+    with _clear_errors(path):
+        return npz.headers(path)
+
+
+def _arrays(path: Path, headers: Mapping[str, Header]) -> dict[str, Array]:
+    """Read these arrays of a dataset, if there is memory for them and for what is made of them."""
+    needed = 0
+    for name, header in headers.items():
+        if name in ("x", "x_test"):
+            needed += header.size + _kept(header.shape) + _kept(header.shape, moments=name == "x")
+        else:
+            needed += 8 * header.size + _PER_LABEL * header.elements  # names are decoded, copied and sorted
+    memory.require(needed, f"the dataset in {path}", "Use fewer or smaller examples")
+    with _clear_errors(path):
+        return npz.read(path, headers)
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
     try:
-        # Never pickled objects: reading them would run code from the file.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            return {name: np.asarray(stored[name]) for name in stored.files}
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
+        yield
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read: {error}",
             "it should be a .npz file of plain arrays",
@@ -66,12 +95,37 @@ def _arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def read_inputs(path: Path) -> Array:
-    """Read only the inputs of a file of arrays: its ``x``."""
-    arrays = _arrays(path)
-    if "x" not in arrays:
+def _kept(shape: tuple[int, ...], moments: bool = False) -> int:
+    """Bytes of these inputs as a dataset keeps them; with ``moments``, also of their mean and deviation per channel."""
+    one = input_shape(shape)
+    elements = math.prod(shape)
+    working = 16 * elements // max(one[0], 1) if moments and one else 0  # two copies of one channel, as float64
+    return elements * (4 if len(one) == 1 else 1) + working
+
+
+def input_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one input of an array of this shape, as :func:`as_inputs` returns it."""
+    if len(shape) == 3:
+        return (1, *shape[1:])
+    return (shape[3], *shape[1:3]) if _channels_last(shape) else shape[1:]
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS
+
+
+def read_inputs(path: Path, check_shape: Callable[[tuple[int, ...]], None]) -> Array:
+    """Read only the inputs of a file of arrays: its ``x``; ``check_shape`` sees the shape of one before any is read."""
+    headers = _headers(path)
+    if "x" not in headers:
         raise DataError(f"{path} has no array 'x'", "x are the inputs", "Write it with numpy.savez(path, x=…)")
-    return as_inputs(arrays["x"], f"{path}: x")
+    shape = headers["x"].shape
+    _check_inputs(headers["x"], f"{path}: x")
+    check_shape(input_shape(shape))
+    needed = headers["x"].size + _kept(shape) + _PER_ROW * shape[0]
+    memory.require(needed, f"x of {path}", "Use a file with fewer examples")
+    with _clear_errors(path):
+        return as_inputs(npz.read(path, ["x"])["x"], f"{path}: x")
 
 
 def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
@@ -79,11 +133,12 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
 
     A label is the name of a class or its index. A client need not have examples of every class.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if path.suffix == ".npz":
-        arrays = _arrays(path)
-        if not {"x", "y"} <= arrays.keys():
-            raise DataError(f"{path} has {', '.join(arrays)}", "a client's inputs are x, and their labels y")
+        headers = _headers(path)
+        if not {"x", "y"} <= headers.keys():
+            raise DataError(f"{path} has {', '.join(headers)}", "a client's inputs are x, and their labels y")
+        arrays = _arrays(path, {name: headers[name] for name in ("x", "y")})
         x, names = as_inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
     else:
         images = from_folder(path, image_size)
@@ -121,7 +176,7 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
 
     Images are grey if all of them are, else RGB. ``image_size`` above 0 resizes them to that height and width.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", "", "Check the path")
     if image_size < 0:
@@ -130,7 +185,7 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
     split = "train" in parts and parts <= {"train", "test"}  # next to other folders they are classes or clients
     train = _pictures(folder / "train" if split else folder)
     test = _pictures(folder / "test") if split and "test" in parts else []
-    pixels = _alike([(picture.path, _decode(picture.path, image_size)) for picture in train + test])
+    pixels = _alike(_decoded([picture.path for picture in train + test], image_size))
     labels = np.array([picture.label for picture in train + test])
     examples = len(train)
     return _dataset(
@@ -170,35 +225,86 @@ def _visible_files(folder: Path, depth: int) -> Iterator[Path]:
             yield path
 
 
+def _decoded(paths: Sequence[Path], image_size: int) -> list[tuple[Path, Array]]:
+    """Return all images; before the first of each size and kind is decoded, the memory for all is compared."""
+    decoded: list[tuple[Path, Array]] = []
+    checked: set[tuple[int, ...]] = set()
+    for path in paths:
+        with _opened(path) as image:
+            shape = _shape(image, image_size)
+            if decoded and not image_size:
+                _check_alike(*decoded[0], path, shape)
+            if shape not in checked:
+                # The list, the array of all, and the parts for training and testing.
+                needed = 2 * len(paths) * math.prod(shape) + _kept((len(paths), *shape), moments=True)
+                memory.require(needed, f"{len(paths)} images like {path}", "Set a smaller image_size, or use fewer")
+                checked.add(shape)
+            decoded.append((path, _pixels(image, str(path), image_size)))
+    return decoded
+
+
 def _decode(path: Path, image_size: int) -> Array:
+    with _opened(path) as image:
+        memory.require(4 * math.prod(_shape(image, image_size)), str(path), "Use a smaller image")
+        return _pixels(image, str(path), image_size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image of which only the header has been read. What goes wrong inside the context is an error about it."""
     try:
-        with Image.open(path) as image:
-            return _pixels(image, str(path), image_size)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}", "", "Repair or remove it") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path, formats=_FORMATS)
+        with image:
+            yield image
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        limit = f"{Image.MAX_IMAGE_PIXELS:,} are the most that are decoded"
+        raise DataError(f"{path} has too many pixels", limit, "Make it smaller, or remove it") from error
+    except UnidentifiedImageError as error:
+        known = f"images are {', '.join(_FORMATS)}"
+        raise DataError(f"{path} cannot be read as an image", known, "Convert or remove it") from error
+    except Exception as error:  # on broken bytes, decoders raise almost anything
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as an image: {reason}", "", "Repair or remove it") from error
+
+
+def _mode(image: Image.Image) -> str:
+    return "L" if image.mode in _GREY else "RGB"
+
+
+def _shape(image: Image.Image, image_size: int) -> tuple[int, ...]:
+    """The shape of the array that an image becomes."""
+    width, height = (image_size, image_size) if image_size else image.size
+    return len(_mode(image)), height, width
 
 
 def _pixels(image: Image.Image, what: str, image_size: int = 0) -> Array:
     """Return an image as bytes (channels, height, width), with one channel if it is grey."""
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{what} has more than 8 bits per pixel", "images are bytes", "Convert it to 8 bits")
-    flat = image.convert("L" if image.mode in _GREY else "RGB")
+    flat = image.convert(_mode(image))
     if image_size:
         flat = flat.resize((image_size, image_size), Image.Resampling.BILINEAR)
     pixels = np.asarray(flat)
     return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def _check_alike(first: Path, pixels: Array, path: Path, shape: tuple[int, ...]) -> None:
+    (height, width), (other_height, other_width) = pixels.shape[1:], shape[1:]
+    if (height, width) != (other_height, other_width):
+        raise DataError(
+            f"{first} is {height} × {width} but {path} is {other_height} × {other_width}",
+            "all images must have the same size",
+            "Set image_size to resize them, for instance image_size=32",
+        )
+
+
 def _alike(images: Sequence[tuple[Path, Array]]) -> Array:
     """Stack all images in one array; if some are RGB, grey ones become RGB."""
-    first, height, width = images[0][0], *images[0][1].shape[1:]
-    for path, pixels in images:
-        if pixels.shape[1:] != (height, width):
-            raise DataError(
-                f"{first} is {height} × {width} but {path} is {pixels.shape[1]} × {pixels.shape[2]}",
-                "all images must have the same size",
-                "Set image_size to resize them, for instance image_size=32",
-            )
+    _, height, width = images[0][1].shape
     channels = max(len(pixels) for _, pixels in images)
     return np.stack([np.broadcast_to(pixels, (channels, height, width)) for _, pixels in images])
 
@@ -260,11 +366,7 @@ def _dataset(
 
 def as_inputs(x: Array, what: str) -> Array:
     """Return images as bytes (examples, channels, height, width), or a table as float32 (examples, columns)."""
-    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf" or 0 in x.shape:
-        raise DataError(
-            f"{what} is {x.dtype} {x.shape}",
-            "inputs are images (examples, height, width), with channels first or last, or a table (examples, columns)",
-        )
+    _check_inputs(Header(x.shape, x.dtype), what)
     if x.ndim == 2:
         with np.errstate(over="ignore"):  # values beyond float32 become infinite and are rejected below
             table = x.astype(np.float32)
@@ -279,9 +381,17 @@ def as_inputs(x: Array, what: str) -> Array:
     images = x if x.dtype == np.uint8 else _bytes(x, what)
     if x.ndim == 3:
         images = images[:, np.newaxis]
-    elif x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:
+    elif _channels_last(x.shape):
         images = images.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(images)
+
+
+def _check_inputs(header: Header, what: str) -> None:
+    if len(header.shape) not in (2, 3, 4) or header.dtype.kind not in "biuf" or 0 in header.shape:
+        raise DataError(
+            f"{what} is {header.dtype} {header.shape}",
+            "inputs are images (examples, height, width), with channels first or last, or a table (examples, columns)",
+        )
 
 
 def _bytes(images: Array, what: str) -> Array:
@@ -289,7 +399,11 @@ def _bytes(images: Array, what: str) -> Array:
     low, high = images.min().item(), images.max().item()
     if images.dtype.kind in "iu" or not (low >= 0 and high <= 1):
         raise not_pixels(what, images.dtype, (low, high))
-    return np.rint(images.astype(np.float64) * 255).astype(np.uint8)
+    pixels = np.empty(images.shape, np.uint8)
+    step = max(1, _AT_ONCE * len(images) // images.size)  # a float64 copy of all would be eight times their size
+    for begin in range(0, len(images), step):
+        pixels[begin : begin + step] = np.rint(images[begin : begin + step].astype(np.float64) * 255)
+    return pixels
 
 
 def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError:

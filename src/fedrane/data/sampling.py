@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.data import streams
+from fedrane.system import memory
+
+_PER_DRAWN = 25
+"""Bytes of one example of a batch: its number, its mask, and the two arrays that are sorted to draw it."""
 
 
 class Batches(NamedTuple):
@@ -40,6 +44,10 @@ def lost(seed: int, round: int, clients: list[int], client_dropout: float) -> li
 
 def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs: int) -> dict[int, Batches]:
     """Return ``epochs`` shuffled passes over each client's examples, cut into batches; the last one is padded."""
+    drawn = sum(epochs * -(-size // batch) * batch for size in sizes.values())
+    memory.require(
+        _PER_DRAWN * drawn, f"{drawn} examples drawn for round {round} (epochs={epochs})", "Use fewer epochs"
+    )
     batches_of: dict[int, Batches] = {}
     for size in sorted(set(sizes.values())):  # clients of one size together: far faster for small clients
         clients = [client for client, examples in sizes.items() if examples == size]

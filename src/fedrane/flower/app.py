@@ -25,6 +25,7 @@ from fedrane.flower.client_state import ClientStateStore
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.server import ServerSettings, serve
+from fedrane.system import memory
 from fedrane.task import Model, State
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, Predictor
@@ -106,6 +107,8 @@ class AppClients:
         x, y = self.examples(context, *config)
         task = config.task()
         population = max(request.population, index + 1)
+        per_client = 256 + 32 * len(config.inputs.classes)  # its parts of the data, and its row in the counts of labels
+        memory.require(population * per_client, f"a federation of {population} clients, as the server says,")
         none = np.zeros(0, np.int64)
         parts = self._split(index, len(y))
         split = Split(*(tuple(part if k == index else none for k in range(population)) for part in parts))

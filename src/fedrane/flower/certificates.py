@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from typing import Any
+
+from fedrane.errors import ConfigError
 
 DAYS = 30
 """How long they are valid."""
+_LONGEST_NAME = 64
+"""The first is also the certificate's common name, which has a limit."""
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+
+
+def _host_name(host: str) -> str:
+    labels = host.split(".")
+    numbers = all(label.isdecimal() for label in labels)  # an address with a mistake is not a name
+    if len(host) > _LONGEST_NAME or numbers or not all(re.fullmatch(_LABEL, label) for label in labels):
+        raise ConfigError(
+            f"--host {host!r} is neither a host name nor an address",
+            f"a name has up to {_LONGEST_NAME} letters, digits and hyphens, with dots between its parts",
+            "Write for instance --host server.example.org, an international name in its form with xn--",
+        )
+    return host
 
 
 def certificates(hosts: list[str], nodes: int) -> dict[str, tuple[bytes, int]]:
@@ -37,7 +55,7 @@ def certificates(hosts: list[str], nodes: int) -> dict[str, tuple[bytes, int]]:
         try:
             return x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:
-            return x509.DNSName(host)
+            return x509.DNSName(_host_name(host))
 
     def usage(signs_certificates: bool) -> x509.KeyUsage:
         rest = dict.fromkeys(
@@ -51,6 +69,7 @@ def certificates(hosts: list[str], nodes: int) -> dict[str, tuple[bytes, int]]:
             **rest,
         )
 
+    addresses = [address(host) for host in hosts]
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     ca = (
         begun("fedrane trial CA", ca_key)
@@ -61,7 +80,7 @@ def certificates(hosts: list[str], nodes: int) -> dict[str, tuple[bytes, int]]:
     )
     certificate = (
         begun(hosts[0], server_key)
-        .add_extension(x509.SubjectAlternativeName([address(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage(False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -17,7 +17,7 @@ from fedrane.data.federation import Normaliser, Pool
 from fedrane.data.readers import as_inputs
 from fedrane.errors import DataError
 from fedrane.experiment import Experiment
-from fedrane.system.files import write_atomically
+from fedrane.system.files import toml_value, write_atomically
 from fedrane.task import Task
 from fedrane.training.predictor import Inputs
 from fedrane.training.run_folder import Folder
@@ -67,8 +67,9 @@ def write_project(folder: Path, config: AppConfig) -> None:
     package = "app_" + name.replace("-", "_")
     method, clients = config.experiment.method_name, config.experiment.clients
     out = json.dumps(str(Path("runs") / name))[1:-1]
+    description = toml_value(f"A federation: {method} on {clients} clients.")  # a path may have quotes
     contents = {
-        "pyproject.toml": PYPROJECT.format(name=name, package=package, method=method, clients=clients, out=out),
+        "pyproject.toml": PYPROJECT.format(name=name, package=package, description=description, out=out),
         f"{package}/__init__.py": "",
         f"{package}/server_app.py": SERVER,
         f"{package}/client_app.py": CLIENT,
@@ -87,7 +88,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "1.0.0"
-description = "A federation: {method} on {clients} clients."
+description = {description}
 license = "Apache-2.0"
 requires-python = ">=3.11"
 dependencies = ["fedrane[flower]"]

@@ -39,6 +39,26 @@ def clear_errors(path: Path) -> Iterator[None]:
         raise FileError(f"{path} cannot be written", why, remedy) from error
 
 
+def user_path(text: str | Path) -> Path:
+    """Return a path that the user gave, with ``~`` replaced."""
+    try:
+        return usable(Path(text).expanduser())
+    except RuntimeError as error:
+        raise FileError(f"{text} cannot be used", "this home directory is not known", "Write the whole path") from error
+
+
+def usable(path: str | Path) -> Path:
+    """Return the path; an error if the system cannot have a file of that name."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whoever uses it says more about that
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FileError(f"{path} cannot be used", f"{reason}", "Choose another path") from error
+    return Path(path)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file atomically; of several concurrent writers the last one wins, and none fails."""
     with clear_errors(path):
@@ -158,11 +178,12 @@ def as_toml(values: Mapping[str, Any], header: str = "") -> str:
     >>> as_toml({"lr": 0.1, "partition.kind": "iid"}, "[settings]")
     '[settings]\\nlr = 0.1\\npartition.kind = "iid"\\n'
     """
-    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in values.items()]
     return "".join(line + "\n" for line in ([header] if header else []) + lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML has it."""
     if isinstance(value, str):  # TOML's basic strings are JSON's, except for the delete character
         if not is_text(value):
             name = value.encode(errors="backslashreplace").decode()

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,10 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from fedrane.errors import ConfigError, nearest
+from fedrane.system.files import usable
+
+_PREFIX = "fedrane_user_"
+"""How the modules of users' files are called."""
 
 _elsewhere: ContextVar[Mapping[str, Path]] = ContextVar("elsewhere", default=MappingProxyType({}))
 
@@ -26,13 +31,13 @@ def is_reference(name: str) -> bool:
 def absolute(name: str) -> str:
     """Return the reference with an absolute path."""
     where, _, attribute = name.rpartition(":")
-    return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
+    return f"{usable(where).resolve()}:{attribute}" if where.endswith(".py") else name
 
 
 def file_of(name: str) -> Path | None:
     """Return the Python file that a reference names, or None for a module."""
     where = name.rpartition(":")[0]
-    return Path(where) if where.endswith(".py") else None
+    return usable(where) if where.endswith(".py") else None
 
 
 @contextmanager
@@ -64,16 +69,35 @@ def load(name: str, key: str) -> Any:
         raise ConfigError(f"{key}={name}: there is no file {where}", remedy=f"Write {key}=path/to/file.py:Name")
     try:
         module = _from_file(file, Path(where).stem) if file else importlib.import_module(where)
-    except Exception as error:
-        raise ConfigError(f"{key}={name} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise failed(f"{key}={name} cannot be loaded", error) from error
     if not hasattr(module, attribute):
         known = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise ConfigError(f"{key}={name}: {where} has no {attribute!r}", remedy=nearest(attribute, known))
     return getattr(module, attribute)
 
 
+def failed(what: str, error: BaseException) -> ConfigError:
+    """Return the error for the user's own code that raised this one: with its file and line."""
+    place = raised_at(error)
+    return ConfigError(f"{what}: {type(error).__name__}: {error}" + (f" ({place})" if place else ""))
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the last file, line and function of the user's own code that an error came through; empty if none."""
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).startswith(_PREFIX)
+    ]
+    if not frames:
+        return ""
+    frame, line = frames[-1]
+    return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+
+
 def _from_file(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"fedrane_user_{name}", path)
+    spec = importlib.util.spec_from_file_location(_PREFIX + name, path)
     if spec is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -94,36 +94,35 @@ class TrainingLoop:
         e = self.experiment
         if not self._start:
             self.server = self.algorithm.init(self.task, self.federation.roster)
-        with limited(e.threads):
-            stages = list(self._stages())
+        with limited(e.threads):  # all engines now: a mistake in one must not show after the last round
+            main = self._engine(self.algorithm)
+            extra = [(algorithm, self._engine(algorithm)) for algorithm in self.algorithm.post_training()]
         with limited(engines.server_threads(e.engine, e.threads)):
-            return self._rounds(stages)
+            return self._rounds(main, extra)
 
-    def _rounds(self, stages: list[Stage]) -> Result:
+    def _rounds(self, main: Engine, extra: Sequence[tuple[Algorithm, Engine]]) -> Result:
+        last = self.experiment.rounds + len(extra)
         for callback in self.callbacks:
-            callback.begin(self.experiment, self.federation, self.history, len(stages))
+            callback.begin(self.experiment, self.federation, self.history, last)
         finished = True
-        stopped_early = False
-        for stage in stages[self._start :]:
-            if not stage.post_training and stalled(self.experiment, self.history):
-                if not stopped_early:
-                    after = f"{self.experiment.patience} evaluations"
-                    self.message(f"stopped early: the validation accuracy has not risen for {after}")
-                stopped_early = True
-                continue
-            stop = self._one_round(stage)
-            if stop and stage is not stages[-1]:
+        for stage in self._stages(main, extra):
+            if self._one_round(stage) and stage.round < last:
                 finished = False
                 break
         return self._end(finished)
 
-    def _stages(self) -> Iterator[Stage]:
-        e = self.experiment
-        main = self._engine(self.algorithm)
-        for round in range(1, e.rounds + 1):
+    def _stages(self, main: Engine, extra: Sequence[tuple[Algorithm, Engine]]) -> Iterator[Stage]:
+        """Those that are left, one after the other: a list of all would grow with ``rounds``."""
+        rounds = self.experiment.rounds
+        for round in range(self._start + 1, rounds + 1):
+            if stalled(self.experiment, self.history):
+                after = f"{self.experiment.patience} evaluations"
+                self.message(f"stopped early: the validation accuracy has not risen for {after}")
+                break
             yield Stage(round, self.algorithm, main, post_training=False)
-        for extra, algorithm in enumerate(self.algorithm.post_training(), 1):
-            yield Stage(e.rounds + extra, algorithm, self._engine(algorithm), post_training=True)
+        for round, (algorithm, engine) in enumerate(extra, rounds + 1):
+            if round > self._start:
+                yield Stage(round, algorithm, engine, post_training=True)
 
     def _engine(self, algorithm: Algorithm) -> Engine:
         return engines.make(self.experiment.engine, algorithm, self.federation)

@@ -232,16 +232,20 @@ def read_named_inputs(path: Path, shape: tuple[int, ...], image_size: int) -> It
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder", "inputs come from files", f"Name its files: {path}/*")
+
+    def check_shape(given: tuple[int, ...]) -> None:
+        if given != shape:
+            remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
+            raise DataError(f"{path} holds inputs of shape {given}", f"the model was trained on {shape}", remedy)
+
     if path.suffix == ".npz":
-        x = readers.read_inputs(path)
+        x = readers.read_inputs(path, check_shape)
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
         raise DataError(f"{path} is not an .npz file", f"the model takes table rows of {shape[0]} numbers")
     else:
         x, names = readers.read_image(path, shape, image_size)[np.newaxis], [str(path)]
-    if x.shape[1:] != shape:
-        remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
-        raise DataError(f"{path} holds inputs of shape {x.shape[1:]}", f"the model was trained on {shape}", remedy)
+        check_shape(x.shape[1:])
     yield from zip(names, x, strict=True)
 
 

@@ -7,6 +7,7 @@ checkpoint has all its lines, and lines after it are cut off when the run is res
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,17 @@ from safetensors.torch import save_file
 from fedrane import tree
 from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.system.files import PARTS, as_text, clear_errors, is_ours, require_ours, settle, take, write_atomically
+from fedrane.system.files import (
+    PARTS,
+    as_text,
+    clear_errors,
+    is_ours,
+    require_ours,
+    settle,
+    take,
+    usable,
+    write_atomically,
+)
 from fedrane.task import Model, State
 
 try:
@@ -55,7 +66,7 @@ class Folder:
     """One run on disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = usable(path)
         self._lock: Any = None
 
     # ---- creating and opening
@@ -158,7 +169,7 @@ class Folder:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing", "the run did not get so far", "Resume the run") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def read_metadata(self) -> dict[str, Any]:
@@ -224,7 +235,7 @@ class Folder:
             try:
                 if line:
                     records.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number < len(lines):
                     raise CheckpointError(f"{path}, line {number}, is not JSON: {error}", remedy="Remove it") from error
                 break
@@ -247,7 +258,7 @@ class Folder:
     def checkpoints(self) -> list[Path]:
         """From oldest to newest."""
         paths = (self.path / "checkpoints").glob("round-*.safetensors")
-        return sorted(path for path in paths if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
+        return sorted((path for path in paths if re.fullmatch(r"round-\d{6,}\.safetensors", path.name)), key=round_of)
 
     def save(self, checkpoint: Checkpoint, rounds: int) -> Path:
         """Write, fsync, rename. Keep the last two, and that of the last of ``rounds``: a run is extended from it."""
@@ -370,16 +381,19 @@ def read(path: Path, device: torch.device | str = "cpu", clients: bool = True) -
                 header["joined"] = []
                 header["paths"] = {name: at for name, at in header["paths"].items() if name.startswith("server/")}
             tensors = {name: file.get_tensor(name) for name in set(header["paths"].values())}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "it is damaged or not a checkpoint") from error
-    return decode(tensors, header)
+        return decode(tensors, header)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a header of anything else raises almost anything
+        reason = str(error) if isinstance(error, OSError | SafetensorError | ValueError) else repr(error)
+        raise CheckpointError(f"{path} cannot be read: {reason}", "it is damaged or not a checkpoint") from error
 
 
 def decode(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Checkpoint:
     """The reverse of :func:`encode`."""
     nested = refill({name: tensors[first] for name, first in header["paths"].items()}, header["empty"])
     client_states = {k: as_state(nested["client_states"][str(k)]) for k in header["joined"]}
-    return Checkpoint(header["round"], as_state(nested["server"]), client_states)
+    return Checkpoint(operator.index(header["round"]), as_state(nested["server"]), client_states)
 
 
 def refill(tensors: Mapping[str, torch.Tensor], empty: Sequence[str]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).tolist()  # "meta" has no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={name} cannot be used: {reason}", remedy="Use device=auto or device=cpu") from error
@@ -146,9 +146,20 @@ def _network(
         given = models.load(experiment.model)
     if isinstance(given, nn.Module):
         return models.split_head(given, experiment.model_head, shape)
+    if not callable(given):
+        raise ConfigError(f"model={experiment.model} is a {type(given).__name__}", "it must be a function or a module")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
-        return models.split_head(given(shape, classes), experiment.model_head, shape)
+        try:
+            network = given(shape, classes)
+        except (Exception, SystemExit) as error:
+            raise loading.failed(f"model={experiment.model} raised an error", error) from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"model={experiment.model} returned a {type(network).__name__}",
+            "a model is a function of an input shape and a number of classes, and returns a torch.nn.Module",
+        )
+    return models.split_head(network, experiment.model_head, shape)
 
 
 def make_federation(
