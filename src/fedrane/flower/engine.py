@@ -145,10 +145,10 @@ class FlowerEngine:
         tallies_of = {}
         for which in self.algorithm.models_on(self.federation.task):
             parts = [content.metric_records.get(f"{which}.{part}") for part in ("test", "validation")]
-            tallies_of[which] = [tally for tally in (read_tally(record) for record in parts) if tally is not None]
-            classes = {len(tally.class_examples) for tally in tallies_of[which]}
-            if not tallies_of[which] or not classes <= {0, self.federation.task.classes}:
-                raise MessageError(f"no counts of its {which} model, or of {classes} classes")
+            test, held = (read_tally(record, self.federation.task.classes) for record in parts)
+            if test is None:
+                raise MessageError(f"no counts of its {which} model", "every client has test examples")
+            tallies_of[which] = [test] if held is None else [test, held]
         return tallies_of
 
 

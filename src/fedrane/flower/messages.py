@@ -111,17 +111,33 @@ def tally_record(tally: Tally, by_class: bool) -> MetricRecord:
     return MetricRecord({name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
 
 
-def read_tally(record: MetricRecord | None) -> Tally | None:
+def read_tally(record: MetricRecord | None, classes: int) -> Tally | None:
+    """A client's counts, of one model on one part of its examples, if they can be true."""
     if record is None:
         return None
     values: dict[str, Any] = dict(record)
-    numbers = [values.get(name) for name in COUNTS]
-    if not all(isinstance(n, int | float) and math.isfinite(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers):
-        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "they are finite and not negative")
-    examples, hits, loss, minority_examples, minority_hits = numbers
-    if not (0 < examples < MAX_EXAMPLES and hits <= examples and minority_hits <= minority_examples <= examples):  # type: ignore[operator]  # numbers
-        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "a part is not larger than the total")
-    by_class = [tuple(int(n) for n in values.get(name, ())) for name in CLASS_COUNTS]
-    if by_class[0] and (sum(by_class[0]) != examples or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
-        raise MessageError(f"classes {by_class}", f"they sum up to {examples} examples and {hits} hits")
-    return Tally(int(examples), int(hits), float(loss), int(minority_examples), int(minority_hits), *by_class)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {name: values.get(name) for name in COUNTS}
+    if not all(is_finite_number(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers.values()):
+        raise MessageError(f"counts {numbers}", "they are finite and not negative")
+    examples, hits, loss, minority_examples, minority_hits = numbers.values()
+    whole = all(n == int(n) for name, n in numbers.items() if name != "loss")
+    if not (
+        whole and 0 < examples < MAX_EXAMPLES and hits <= examples and minority_hits <= minority_examples <= examples
+    ):
+        raise MessageError(f"counts {numbers}", "they are whole, and a part is not larger than the total")
+    by_class = [_class_counts(values.get(name, []), classes) for name in CLASS_COUNTS]
+    of, right = by_class
+    if len(of) != len(right) or any(h > n for n, h in zip(of, right, strict=True)):
+        raise MessageError(f"counts of {len(of)} and {len(right)} classes", "no class has more hits than examples")
+    if of and (sum(of) != examples or sum(right) != hits):
+        raise MessageError("counts by class", f"they sum up to {examples} examples and {hits} hits")
+    return Tally(int(examples), int(hits), float(loss), int(minority_examples), int(minority_hits), of, right)
+
+
+def _class_counts(given: Any, classes: int) -> tuple[int, ...]:
+    """None, or one for each class."""
+    if not isinstance(given, list) or len(given) not in (0, classes):
+        raise MessageError("counts by class", f"a list of {classes} was expected")
+    if not all(is_finite_number(n) and n == int(n) and 0 <= n < MAX_EXAMPLES for n in given):
+        raise MessageError("counts by class", "they are whole numbers from 0")
+    return tuple(int(n) for n in given)
