@@ -366,6 +366,24 @@ def test_counts_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
         messages.read_tally(MetricRecord(COUNTED | BY_CLASS | change), 3)
 
 
+def test_an_upload_far_from_the_others_is_left_out_as_if_it_were_lost(
+    tmp_path: Path, lost_once: fedrane.Result
+) -> None:
+    """The gate is on by itself where clients are nodes; the client goes back to the state before it."""
+
+    def far(content: Any) -> None:
+        _replace(content, Array(np.float32(1e30) * _first(content)))
+
+    listener = Listener()
+    with looped(tmp_path, up=lambda reply: poison(reply, far) if second(reply) else reply):
+        result = fedrane.run(THREE, callbacks=[listener])
+    assert [record["lost"] for record in result.history] == [[], [2], []]
+    assert "the norm of its params is" in result.history[1]["refused"]["2"]
+    assert any("client 2 is left out: the norm of its" in text for text in listener.messages)
+    same_bytes(result.server, lost_once.server)
+    same_bytes(client_states(result), client_states(lost_once))
+
+
 def test_an_index_that_no_client_has_does_not_end_apple(tmp_path: Path) -> None:
     """The server looks up by it what comes down in the next round."""
 
