@@ -367,11 +367,19 @@ def test_labels_are_names_of_classes_or_their_positions(tmp_path: Path) -> None:
         read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))
 
 
-def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("texts", [False, True])
+def test_examples_of_another_shape_are_refused(
+    texts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server gets the reason only if the node's configuration says so; the node's own log has it."""
     federation = Federation(tmp_path, rounds=1, participation=1.0)
+    config = federation.config
+    monkeypatch.setattr(federation, "config", lambda k: config(k) | ({"error-texts": True} if texts else {}))
     np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
     out = federation.serve()
-    assert "shape" in metrics(out)[0]["refused"]["2"]
+    assert ("shape" in metrics(out)[0]["refused"]["2"]) == texts
+    assert ("error 'data'" in metrics(out)[0]["refused"]["2"]) != texts
+    assert "examples of shape (1, 9, 9)" in caplog.text
 
 
 def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> None:

@@ -70,13 +70,17 @@ def test_a_client_that_was_never_aggregated_starts_fresh(tmp_path: Path) -> None
     assert not list((tmp_path / KEY).glob("round-*"))
 
 
-def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason and the folder's name stay in the client's own log."""
     here = store(tmp_path)
     here.put(2, saved(2))
     path = next((tmp_path / KEY).glob("round-*"))
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(MessageError, match="cannot be read"):
+    with pytest.raises(MessageError, match="round 2 is lost") as raised:
         store(tmp_path).committed(2, 2)
+    assert str(tmp_path) not in str(raised.value)
+    assert str(tmp_path) in caplog.text
+    assert "cannot be read" in caplog.text
     assert here.committed(2, 2) is not None  # Flower's context still has it
 
 

@@ -16,6 +16,7 @@ from torch import nn
 import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Callback, tree
+from fedrane.errors import DataError
 from fedrane.flower import messages, simulation
 from fedrane.flower.codec import MessageError
 from fedrane.flower.engine import TooFewRepliesError
@@ -241,6 +242,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
     "no metrics": lambda c: c.pop("metrics"),
     "a header that is not closed": lambda c: _replace(c, _headed(_first(c), b"(" * 70)),
+    "junk beside it": lambda c: c.__setitem__("junk", ConfigRecord({"more": b"x" * 1000})),
     "no arrays": lambda c: c.pop("up"),
     "nothing": lambda c: c.clear(),
 }
@@ -364,6 +366,53 @@ def test_counts_that_can_be_true_are_read() -> None:
 def test_counts_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
         messages.read_tally(MetricRecord(COUNTED | BY_CLASS | change), 3)
+
+
+HOSTILE = "\x1b[31mred\n\x00\u202eabc" + "x" * 100_000
+
+
+def test_a_node_s_text_is_bounded_and_cannot_control_a_terminal(tmp_path: Path) -> None:
+    def up(reply: Message) -> Message:
+        if second(reply):
+            reply.content = type(reply.content)({"refused": ConfigRecord({"why": HOSTILE})})
+        return reply
+
+    listener = Listener()
+    with looped(tmp_path, up=up):
+        result = fedrane.run(THREE, callbacks=[listener])
+    for text in [result.history[1]["refused"]["2"], *listener.messages]:
+        assert text.isprintable()
+        assert len(text) < 400
+    assert r"\x1b[31mred\n\x00\u202eabc" in result.history[1]["refused"]["2"]
+
+
+def test_flower_s_reason_is_bounded_as_well(tmp_path: Path) -> None:
+    def up(reply: Message) -> Message:
+        if not second(reply):
+            return reply
+        error = Message(Error(code=0, reason=HOSTILE.replace("\n", "")), reply_to=reply)
+        error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return error
+
+    with looped(tmp_path, up=up):
+        text = fedrane.run(THREE).history[1]["refused"]["2"]
+    assert text.isprintable()
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("jane-doe.png: HIV-positive"), KeyError("Jane Doe"), OSError("/home/jane")]
+)
+def test_a_client_s_error_leaves_it_as_a_code_without_data(error: Exception) -> None:
+    why = str(messages.refusal_record(error, detailed=False).config_records["refused"]["why"])
+    assert re.fullmatch(r"error '(data|defect)': the node's own log says more", why)
+    told = str(messages.refusal_record(error, detailed=True).config_records["refused"]["why"])
+    assert str(error) in told
+
+
+def test_what_a_client_says_of_a_message_is_told() -> None:
+    record = messages.refusal_record(MessageError("a message for client 2", "this is client 1"), detailed=False)
+    assert "this is client 1" in str(record.config_records["refused"]["why"])
 
 
 def test_an_upload_far_from_the_others_is_left_out_as_if_it_were_lost(

@@ -51,11 +51,10 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return make
 
 
-@pytest.mark.parametrize("kind", ["refuse", "clip"])
 @pytest.mark.parametrize("name", EVERY_METHOD)
-def test_honest_clients_end_in_the_same_bytes(name: str, kind: str) -> None:
+def test_honest_clients_end_in_the_same_bytes(name: str) -> None:
     experiment = six(method=name, rounds=2, participation=0.5, partition={"alpha": 0.3})
-    plain, passed = fedrane.run(experiment), fedrane.run(experiment.replace(gate=Gate(kind)))
+    plain, passed = fedrane.run(experiment), fedrane.run(experiment.replace(gate=Gate("refuse")))
     same_bytes(passed.server, plain.server)
     assert untimed(passed.history) == untimed(plain.history)
 

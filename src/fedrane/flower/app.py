@@ -115,6 +115,9 @@ class AppClients:
         reports_classes = bool(context.node_config.get("class-counts", False))
         return LocalClient(index, algorithm_at(e, request.round), federation, store, reports_classes, e.threads)
 
+    def sends_error_texts(self, context: NodeContext) -> bool:
+        return context.node_config.get("error-texts") is True
+
     def keep_models(
         self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
     ) -> None:

@@ -9,6 +9,7 @@ back to its checkpoint all find the right copy.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from fedrane.task import Client, Model, Roster, State, Task
 from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors
 
+LOG = logging.getLogger("flwr")
 NEVER = -1
 """The round of a client whose upload was never aggregated."""
 SERVER_START = "server_start"
@@ -91,10 +93,11 @@ class ClientStateStore:
             metadata = json.loads(str(self._state.config_records[self._name(round) + ".metadata"]["fedrane"]))
             copy = decode({path: torch.from_numpy(array.numpy().copy()) for path, array in arrays.items()}, metadata)
             return SavedState(copy.client_states[0], copy.server.model.params)
+        LOG.error("%s should hold the state of round %s: %s", self.folder, round, problem)
         raise MessageError(
-            f"this client's state of round {round} is lost: {problem}",
-            f"the server has aggregated that round, and {self.folder} should hold it",
-            "Restore the client's folder",
+            f"this client's state of round {round} is lost",
+            "the server has aggregated that round, and the client's folder should hold it",
+            "Restore that folder",
         )
 
     def _drop(self, round: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedrane.engines.evaluation import Tally
+from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged, FedraneError, FileError
 from fedrane.flower.codec import MessageError
 from fedrane.task import State
 
@@ -23,6 +24,19 @@ COUNTS, CLASS_COUNTS = ("examples", "hits", "loss", "few", "few_hits"), ("class_
 """The names that a tally's fields have in a message, in the order of its fields."""
 MAX_EXAMPLES = 10**9
 """More than any one client has: a larger number is a mistake or made up."""
+
+
+MAX_TEXT = 300
+"""Characters of a node's text that are logged and recorded."""
+ERROR_CODES: dict[type[Exception], str] = {
+    DataError: "data",
+    ConfigError: "configuration",
+    CheckpointError: "state",
+    FileError: "file",
+    Diverged: "diverged",
+    Exception: "defect",
+}
+"""What the server learns of a client's errors, unless the node's configuration has error-texts=true."""
 
 
 class ClientRequest(NamedTuple):
@@ -79,6 +93,33 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+# ---- what a node says, and what it may send
+
+
+def bounded_text(text: str) -> str:
+    """A node's text as it may stand in a log: of limited length, without control characters."""
+    shown = text[:MAX_TEXT] + ("…" if len(text) > MAX_TEXT else "")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def refusal_record(error: Exception, detailed: bool) -> RecordDict:
+    """What a client replies instead: a message's fault as it is, of anything else the kind only.
+
+    Other errors may name the client's files, labels or examples.
+    """
+    if isinstance(error, MessageError) or detailed:
+        kind = "" if isinstance(error, FedraneError) else f"{type(error).__name__}: "
+        return RecordDict({"refused": ConfigRecord({"why": bounded_text(f"{kind}{error}")})})
+    code = next(code for cls, code in ERROR_CODES.items() if isinstance(error, cls))
+    return RecordDict({"refused": ConfigRecord({"why": f"error '{code}': the node's own log says more"})})
+
+
+def require_only(content: RecordDict, *names: str) -> None:
+    """Refuse a reply that has other records than these: they are not looked at."""
+    if unknown := content.keys() - {*names}:
+        raise MessageError(f"{len(unknown)} records that were not asked for", f"it may have {', '.join(names)}")
+
+
 # ---- who a node is
 
 
@@ -88,6 +129,7 @@ def identity_record(client: int, examples: int) -> RecordDict:
 
 def read_identity(node: int, content: RecordDict) -> tuple[int, int]:
     """The node's client and the number of its training examples."""
+    require_only(content, "identity")
     given = content.config_records.get("identity", ConfigRecord())
     client, examples = given.get("client"), given.get("num_examples")
     if (

@@ -13,7 +13,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedrane.flower.codec import MessageError
-from fedrane.flower.messages import QUERY, read_identity
+from fedrane.flower.messages import QUERY, bounded_text, read_identity
 
 T = TypeVar("T")
 
@@ -136,9 +136,11 @@ class NodePool:
                         continue
                     replies[waiting[name]] = read(waiting[name], _content(reply))
                 except MessageError as error:
-                    refused[waiting[name]] = str(error)
+                    refused[waiting[name]] = bounded_text(str(error))
                 except Exception as error:  # noqa: BLE001 - whatever a reply raises costs that reply alone
-                    refused[waiting[name]] = f"a reply that cannot be read: {type(error).__name__}: {error}"
+                    refused[waiting[name]] = bounded_text(
+                        f"a reply that cannot be read: {type(error).__name__}: {error}"
+                    )
                 del waiting[name]
             if waiting:
                 time.sleep(self.poll_interval)
