@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -365,6 +367,29 @@ def test_labels_are_names_of_classes_or_their_positions(tmp_path: Path) -> None:
     np.savez(tmp_path / "examples.npz", x=x, y=np.array([2, 0, 3]))
     with pytest.raises(DataError, match="label '3'"):
         read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))
+
+
+def test_keys_are_private_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a folder that others may read: it was there before."""
+    pytest.importorskip("cryptography")
+    make = os.open
+
+    def opened(name: Any, *args: Any, **more: Any) -> int:
+        descriptor = make(name, *args, **more)
+        seen.append((Path(name).name, stat.S_IMODE(os.fstat(descriptor).st_mode)))
+        return descriptor
+
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "open", opened)
+    before = os.umask(0)
+    try:
+        done = CliRunner().invoke(command, ["flower", "certs", str(tmp_path), "--nodes", "2"])
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0, done.output
+    secret = [mode for name, mode in seen if name.startswith(("server.key", "node-")) and ".pub" not in name]
+    assert secret == [0o600] * 3
+    assert all(stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600 for name in ("server.key", "node-0", "node-1"))
 
 
 @pytest.mark.parametrize("texts", [False, True])

@@ -25,6 +25,7 @@ from fedrane.flower.client_state import ClientStateStore
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.server import ServerSettings, serve
+from fedrane.system.files import private_folder
 from fedrane.task import Model, State
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, Predictor
@@ -123,10 +124,11 @@ class AppClients:
     ) -> None:
         empty, folder = Model({}, {}), client.store.folder
         client_states = {client.index: State(personal or empty, {})}
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         self.config.write(folder)
         user_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
-        write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), client_states))
+        kept = Checkpoint(request.round, State(global_model or empty, {}), client_states)
+        write(folder / FINAL, kept, private=True)
 
     def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
         e = self.config.experiment

@@ -22,7 +22,7 @@ from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
 from fedrane.errors import CheckpointError
 from fedrane.flower.codec import Encoder, MessageError, schema
-from fedrane.system.files import clear_errors, write_atomically
+from fedrane.system.files import PRIVATE, clear_errors, private_folder, write_atomically
 from fedrane.task import Client, Model, Roster, State, Task
 from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors
@@ -54,7 +54,8 @@ class ClientStateStore:
         if server_start < seen:
             raise MessageError(f"a message of server start {server_start}", f"the server is now in start {seen}")
         if server_start > seen:
-            write_atomically(path, str(server_start))
+            private_folder(self.folder)
+            write_atomically(path, str(server_start), PRIVATE)
 
     def committed(self, aggregated: int, oldest: int) -> SavedState | None:
         """The copy of the round aggregated last; None for ``NEVER``.
@@ -72,8 +73,8 @@ class ClientStateStore:
     def put(self, round: int, saved: SavedState) -> None:
         copy = Checkpoint(round, State(Model(saved.constant, {}), {}), {0: saved.client_state})
         with clear_errors(self._path(round)):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write(self._path(round), copy, self._durable)
+            private_folder(self.folder)
+            write(self._path(round), copy, self._durable, private=True)
         tensors, metadata = encode(copy)
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".metadata"] = ConfigRecord({"fedrane": metadata["fedrane"]})
