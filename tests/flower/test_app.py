@@ -416,7 +416,7 @@ def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> Non
         app.pool(digits.x.astype(np.float32), digits.y, app.task())
 
 
-def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
+def test_a_node_without_data_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
@@ -424,7 +424,8 @@ def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
     pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert not pool.nodes
-    assert "has no data" in messages[0]
+    assert "error 'configuration'" in messages[0]
+    assert "has no data" in caplog.text
 
 
 def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> None:

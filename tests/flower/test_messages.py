@@ -304,7 +304,7 @@ def test_whatever_a_reply_raises_costs_that_reply_alone(tmp_path: Path, monkeypa
     monkeypatch.setattr("fedrane.flower.engine.ClientReply", reply)
     with looped(tmp_path):
         result = fedrane.run(THREE)
-    assert [len(record["lost"]) for record in result.history] == [1, 0, 0]
+    assert [len(record["lost"]) for record in result.history] == [1, 0, 0], [r.get("refused") for r in result.history]
     assert "UnforeseenError: of its own kind" in str(result.history[0]["refused"])
 
 

@@ -95,6 +95,17 @@ def test_a_small_deviation_is_no_outlier_though_the_others_are_smaller() -> None
     assert not admit(REFUSE, SERVER, State(Model({"w": still}, {}), {}), cohort(5, 5, 5, 5, 5)).refused
 
 
+def test_a_first_control_is_no_outlier_among_changes_of_controls() -> None:
+    """SCAFFOLD's newcomers send a whole one: refused for that, they would never come in."""
+    server = SERVER._replace(extra={"control": {"w": torch.full((3, 4), 0.5)}})
+    ups = uploads()
+    ups.extra["control"]["w"][:4] *= 0.01
+    ups.extra["control"]["w"][4] = 0.5
+    assert not admit(REFUSE, server, ups, cohort(5, 5, 5, 5, 5)).refused
+    ups.extra["control"]["w"][4] = 50.0
+    assert admit(REFUSE, server, ups, cohort(5, 5, 5, 5, 5)).refused
+
+
 def test_one_alone_is_held_to_the_absolute_bound() -> None:
     """A cohort of one is its own median."""
     ups = tree.map(lambda leaf: leaf[4:], uploads(w=1e30))

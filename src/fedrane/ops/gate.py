@@ -5,7 +5,9 @@ and statistics that of the deviation from the server's. A client k may reach
 
     min(absolute, max(factor · median of the cohort · max(1, n_k / median n), half the norm of the server's part))
 
-with n_k examples: who trains more steps moves further, and a sum over examples grows with them. What is not finite is
+with n_k examples: who trains more steps moves further, and a sum over examples grows with them. (Of what a method adds,
+it is ``factor`` times the norm of what the server holds under that name: the first control that a client sends to
+SCAFFOLD's server is a whole gradient, when others send small changes of theirs.) What is not finite is
 always refused; what is beyond the bound is refused, or scaled down to it. Nothing else is changed, not in the last bit.
 """
 
@@ -76,7 +78,9 @@ def admit(gate: Gate, server: State, ups: State, cohort: Client) -> Passed:
     scales: dict[str, Tensor] = {}
     for part, base, rows in _parts(server, ups):
         norms = _norms(base, rows, count)
-        limits = _limits(gate, norms, cohort.size.tolist(), _norm(base, rows), part not in Model._fields)
+        summed = part not in Model._fields
+        harmless = gate.factor * _norm(server.extra.get(part, {})) if summed else HARMLESS * _norm(_known(base, rows))
+        limits = _limits(gate, norms, cohort.size.tolist(), harmless, summed)
         scale = torch.ones(count, dtype=torch.float64)
         for row, (norm, limit) in enumerate(zip(norms, limits, strict=True)):
             if not math.isfinite(norm):
@@ -130,17 +134,20 @@ def _norms(base: Tensors, rows: Tensors, count: int) -> list[float]:
     return norms
 
 
-def _norm(base: Tensors, rows: Tensors) -> float:
-    """Of the server's own part, as far as it is uploaded."""
-    own = [base[name] for name in _floating(rows) if name in base]
-    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in own))
+def _known(base: Tensors, rows: Tensors) -> Tensors:
+    """The server's own part, as far as it is uploaded."""
+    return tree.pick(base, _floating(rows).__contains__)
 
 
-def _limits(gate: Gate, norms: list[float], sizes: list[int], own: float, summed: bool) -> list[float]:
+def _norm(part: Any) -> float:
+    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree.leaves(part)))
+
+
+def _limits(gate: Gate, norms: list[float], sizes: list[int], harmless: float, summed: bool) -> list[float]:
     """For each client. Of what a method adds, which may be a sum over examples, the absolute one is for one example."""
     usual = median([norm for norm in norms if math.isfinite(norm)] or [math.inf])
     size = max(median(sizes), 1)
-    adaptive = [max(gate.factor * usual * max(1.0, n / size), HARMLESS * own) if usual else math.inf for n in sizes]
+    adaptive = [max(gate.factor * usual * max(1.0, n / size), harmless) if usual else math.inf for n in sizes]
     return [min(limit, gate.norm * (max(n, 1) if summed else 1)) for limit, n in zip(adaptive, sizes, strict=True)]
 
 
