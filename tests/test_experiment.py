@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrane import Algorithm, Augmentation, Experiment, Partitioning, Schedule
+from fedrane import Algorithm, Augmentation, Experiment, Gate, Partitioning, Schedule
 from fedrane.errors import ConfigError
 from fedrane.methods import METHODS, Method, known, name_of
 
@@ -126,13 +126,13 @@ def test_every_field_can_be_typed() -> None:
             f"{prefix}{f.name}={getattr(value, f.name)}" for f in fields(value) if not _nested(getattr(value, f.name))
         ]
 
-    groups = ("partition", "schedule", "augment")
+    groups = ("partition", "schedule", "augment", "gate")
     typed = words("", made) + [w for group in groups for w in words(f"{group}.", getattr(made, group))]
     assert Experiment.from_words(typed) == made
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, Algorithm | Augmentation | Partitioning | Schedule)
+    return isinstance(value, Algorithm | Augmentation | Gate | Partitioning | Schedule)
 
 
 def test_methods_from_a_file(tmp_path: Path) -> None:

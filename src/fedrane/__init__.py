@@ -7,6 +7,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Partitioning
 from fedrane.errors import FedraneError
 from fedrane.experiment import Experiment
+from fedrane.ops.gate import Gate
 from fedrane.ops.sgd import Schedule
 from fedrane.run import load, resume, run
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
@@ -25,6 +26,7 @@ __all__ = [
     "Done",
     "Experiment",
     "FedraneError",
+    "Gate",
     "Model",
     "Models",
     "Outcome",

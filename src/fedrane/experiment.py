@@ -23,6 +23,7 @@ from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.norms import check_policy
+from fedrane.ops.gate import Gate
 from fedrane.ops.sgd import Schedule
 from fedrane.system import threads
 from fedrane.system.files import as_toml
@@ -81,6 +82,7 @@ class Experiment:
     partition: Partitioning = field(default_factory=Partitioning)
     schedule: Schedule = field(default_factory=Schedule)
     augment: Augmentation = field(default_factory=Augmentation)
+    gate: Gate = field(default_factory=Gate)
 
     origin: ClassVar[Mapping[str, str] | None] = None
     """The source of each key: a word, a file or a preset; None for an experiment created in Python."""
@@ -120,7 +122,7 @@ class Experiment:
         """Return plain values, nested as in the TOML file."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.algorithm)}
-        for name in ("partition", "schedule", "augment"):
+        for name in ("partition", "schedule", "augment", "gate"):
             plain[name] = dataclasses.asdict(plain[name])
         return plain
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import tomllib
 from collections.abc import Callable
 from functools import cached_property
@@ -399,11 +401,42 @@ def test_labels_are_names_of_classes_or_their_positions(tmp_path: Path) -> None:
         read_labelled(tmp_path / "examples.npz", ("a", "b", "c"))
 
 
-def test_examples_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_keys_are_private_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a folder that others may read: it was there before."""
+    pytest.importorskip("cryptography")
+    make = os.open
+
+    def opened(name: Any, *args: Any, **more: Any) -> int:
+        descriptor = make(name, *args, **more)
+        seen.append((Path(name).name, stat.S_IMODE(os.fstat(descriptor).st_mode)))
+        return descriptor
+
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "open", opened)
+    before = os.umask(0)
+    try:
+        done = CliRunner().invoke(command, ["flower", "certs", str(tmp_path), "--nodes", "2"])
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0, done.output
+    secret = [mode for name, mode in seen if name.startswith(("server.key", "node-")) and ".pub" not in name]
+    assert secret == [0o600] * 3
+    assert all(stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600 for name in ("server.key", "node-0", "node-1"))
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_examples_of_another_shape_are_refused(
+    texts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server gets the reason only if the node's configuration says so; the node's own log has it."""
     federation = Federation(tmp_path, rounds=1, participation=1.0)
+    config = federation.config
+    monkeypatch.setattr(federation, "config", lambda k: config(k) | ({"error-texts": True} if texts else {}))
     np.savez(tmp_path / "data" / "client-2.npz", x=np.zeros((20, 1, 9, 9), np.uint8), y=np.zeros(20, int))
     out = federation.serve()
-    assert "shape" in metrics(out)[0]["refused"]["2"]
+    assert ("shape" in metrics(out)[0]["refused"]["2"]) == texts
+    assert ("error 'data'" in metrics(out)[0]["refused"]["2"]) != texts
+    assert "examples of shape (1, 9, 9)" in caplog.text
 
 
 def test_a_population_beyond_the_nodes_memory_is_refused(tmp_path: Path) -> None:
@@ -427,7 +460,7 @@ def test_examples_of_a_users_reader_are_read_as_a_file_is(tmp_path: Path) -> Non
         app.pool(digits.x.astype(np.float32), digits.y, app.task())
 
 
-def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
+def test_a_node_without_data_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(tmp_path, rounds=1)
     home = client(federation.folder / "app" / "app_app")
     grid = LoopGrid(home, [0], configs={0: {"partition-id": 0}})
@@ -435,7 +468,8 @@ def test_a_node_without_data_reports_it(tmp_path: Path) -> None:
     pool = NodePool(grid, "ab" * 16, timeout=30.0, log=messages.append)
     pool.discover()
     assert not pool.nodes
-    assert "has no data" in messages[0]
+    assert "error 'configuration'" in messages[0]
+    assert "has no data" in caplog.text
 
 
 def test_a_client_whose_node_is_gone_is_found_with_another(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from asserts import same_bytes
 from fedrane import Model, State
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState
 from fedrane.flower.codec import MessageError
+from fedrane.training import run_folder
 
 KEY = "ab" * 8
 
@@ -36,6 +40,29 @@ def test_a_copy_comes_back_to_the_last_bit_from_either_store(tmp_path: Path) -> 
         same_bytes(state.client_state, saved(1.5).client_state)
         same_bytes(state.constant, saved(1.5).constant)
         assert list(state.client_state.model.params) == ["b", "a"]
+
+
+def test_what_a_client_keeps_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can read it, not even while it is written."""
+    modes: set[int] = set()
+    save = run_folder.save_file
+
+    def saving(tensors: Any, path: Path, metadata: Any) -> None:
+        modes.add(stat.S_IMODE(path.stat().st_mode))
+        save(tensors, path, metadata)
+        modes.add(stat.S_IMODE(path.stat().st_mode))
+
+    monkeypatch.setattr(run_folder, "save_file", saving)
+    before = os.umask(0)
+    try:
+        here = store(tmp_path / "clients" / "0")
+        here.require_current(1)
+        here.put(1, saved(1))
+    finally:
+        os.umask(before)
+    assert modes == {0o600}
+    for path in (tmp_path / "clients").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_an_upload_that_was_lost_leaves_the_state_before_it(tmp_path: Path) -> None:
@@ -70,13 +97,17 @@ def test_a_client_that_was_never_aggregated_starts_fresh(tmp_path: Path) -> None
     assert not list((tmp_path / KEY).glob("round-*"))
 
 
-def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_reported_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason and the folder's name stay in the client's own log."""
     here = store(tmp_path)
     here.put(2, saved(2))
     path = next((tmp_path / KEY).glob("round-*"))
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(MessageError, match="cannot be read"):
+    with pytest.raises(MessageError, match="round 2 is lost") as raised:
         store(tmp_path).committed(2, 2)
+    assert str(tmp_path) not in str(raised.value)
+    assert str(tmp_path) in caplog.text
+    assert "cannot be read" in caplog.text
     assert here.committed(2, 2) is not None  # Flower's context still has it
 
 

@@ -111,6 +111,31 @@ def test_anything_else_is_refused(record: dict[str, Array]) -> None:
         decode(record, schema(GOOD))
 
 
+HEADERS = [
+    "(" * 4000,
+    "[" * 90,
+    "{'descr': " + "-" * 3000,
+    "1_" * 50,
+    chr(0),
+    chr(39) * 3,
+    "lambda: 0",
+    "f'{1}'",
+    "9" * 5000,
+    "",
+]
+
+
+@pytest.mark.parametrize("text", HEADERS, ids=lambda text: text[:8])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (9, 9)])
+def test_whatever_a_header_raises_it_is_a_refusal(text: str, version: tuple[int, int]) -> None:
+    """NumPy parses it as Python: brackets that are never closed raise tokenize.TokenError, for instance."""
+    length = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    header = b"\x93NUMPY" + bytes(version) + length + text.encode()
+    array = lying(GOOD_W, data=header + bytes(48), shape=(4, 3))
+    with pytest.raises(MessageError):
+        decode(changed(w=array), schema(GOOD))
+
+
 def test_a_giant_is_refused_before_memory_is_taken_for_it() -> None:
     """A header of a few bytes that claims a terabyte."""
     header = GOOD_W.data[:128].replace(b"(4, 3), }", b"(99999999, 3333), }"[:19])

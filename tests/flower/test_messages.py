@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 from torch import nn
 
 import fedrane
 from asserts import close, same_bytes, untimed
 from fedrane import Callback, tree
-from fedrane.flower import simulation
+from fedrane.errors import DataError
+from fedrane.flower import messages, simulation
+from fedrane.flower.codec import MessageError
 from fedrane.flower.engine import TooFewRepliesError
 from fedrane.methods import METHODS
+from fedrane.methods.apple import APPLE
 from flower_grids import looped, small, trained
 from problems import EVERY_METHOD
 
@@ -206,6 +209,12 @@ def _replace(content: Any, value: Array) -> None:
     content.array_records["up"][first] = value
 
 
+def _headed(values: Any, header: bytes) -> Array:
+    """An array whose header has this text."""
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + values.tobytes()
+    return Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=data)
+
+
 def _first(content: Any) -> Any:
     return next(iter(content.array_records["up"].values())).numpy()
 
@@ -232,6 +241,8 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "no examples": lambda c: c.config_records["reply"].pop("num_examples"),
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
     "no metrics": lambda c: c.pop("metrics"),
+    "a header that is not closed": lambda c: _replace(c, _headed(_first(c), b"(" * 70)),
+    "junk beside it": lambda c: c.__setitem__("junk", ConfigRecord({"more": b"x" * 1000})),
     "no arrays": lambda c: c.pop("up"),
     "nothing": lambda c: c.clear(),
 }
@@ -274,6 +285,164 @@ def test_a_message_that_expires_a_moment_early_is_no_reply(code: int, tmp_path: 
         result = fedrane.run(THREE)
     assert [record["lost"] for record in result.history] == [[], [2], []]
     assert result.history[1]["refused"] == {"2": "no reply within 0.2 s"}
+
+
+class UnforeseenError(Exception):
+    """Of no type that a reader of replies could expect."""
+
+
+def test_whatever_a_reply_raises_costs_that_reply_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = messages.ClientReply
+
+    def reply(up: Any, metrics: Any) -> Any:
+        if not refused:
+            refused.append(1)
+            raise UnforeseenError("of its own kind")
+        return original(up, metrics)
+
+    refused: list[int] = []
+    monkeypatch.setattr("fedrane.flower.engine.ClientReply", reply)
+    with looped(tmp_path):
+        result = fedrane.run(THREE)
+    assert [len(record["lost"]) for record in result.history] == [1, 0, 0], [r.get("refused") for r in result.history]
+    assert "UnforeseenError: of its own kind" in str(result.history[0]["refused"])
+
+
+def test_a_reply_that_flower_cannot_parse_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower parses a whole answer at once, and has confirmed it before: so each is asked for by itself."""
+    original = simulation.NodePool
+    monkeypatch.setattr(simulation, "NodePool", lambda *a, **k: original(*a, **{"one_by_one": True, **k}))
+    with looped(tmp_path) as loop:
+        pull = loop.grid.pull_messages
+
+        def parsing(names: list[str]) -> Any:
+            replies = list(pull(names))
+            if any(second(reply) for reply in replies):
+                raise UnforeseenError("of its own kind")
+            return replies
+
+        monkeypatch.setattr(loop.grid, "pull_messages", parsing)
+        result = fedrane.run(THREE)
+    assert [record["lost"] for record in result.history] == [[], [2], []]
+    assert "UnforeseenError" in result.history[1]["refused"]["2"]
+
+
+COUNTED = {"examples": 5, "hits": 3, "loss": 2.5, "few": 1, "few_hits": 0}
+BY_CLASS = {"class_examples": [2, 3, 0], "class_hits": [1, 2, 0]}
+
+
+def test_counts_that_can_be_true_are_read() -> None:
+    assert messages.read_tally(MetricRecord(COUNTED | BY_CLASS), 3) == (5, 3, 2.5, 1, 0, (2, 3, 0), (1, 2, 0))
+    assert messages.read_tally(MetricRecord(COUNTED), 3) == (5, 3, 2.5, 1, 0, (), ())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"examples": -5},
+        {"examples": 0},
+        {"examples": 10**9},
+        {"examples": 5.5},
+        {"hits": 6},
+        {"hits": 2.5},
+        {"loss": float("nan")},
+        {"loss": [1.0]},
+        {"few": 6},
+        {"few_hits": 2},
+        {"class_hits": [1, 2]},
+        {"class_hits": [1, 2, 0, 0]},
+        {"class_hits": [3, 0, 0]},
+        {"class_hits": 3},
+        {"class_hits": [1.5, 1.5, 0.0]},
+        {"class_hits": [float("nan"), 2.0, 0.0]},
+        {"class_examples": []},
+        {"class_examples": [2, 3]},
+        {"class_examples": [6, -1, 0]},
+        {"class_examples": [2, 2, 0]},
+        {"class_examples": [5], "class_hits": [3]},
+    ],
+    ids=str,
+)
+def test_counts_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(MessageError):
+        messages.read_tally(MetricRecord(COUNTED | BY_CLASS | change), 3)
+
+
+HOSTILE = "\x1b[31mred\n\x00\u202eabc" + "x" * 100_000
+
+
+def test_a_node_s_text_is_bounded_and_cannot_control_a_terminal(tmp_path: Path) -> None:
+    def up(reply: Message) -> Message:
+        if second(reply):
+            reply.content = type(reply.content)({"refused": ConfigRecord({"why": HOSTILE})})
+        return reply
+
+    listener = Listener()
+    with looped(tmp_path, up=up):
+        result = fedrane.run(THREE, callbacks=[listener])
+    for text in [result.history[1]["refused"]["2"], *listener.messages]:
+        assert text.isprintable()
+        assert len(text) < 400
+    assert r"\x1b[31mred\n\x00\u202eabc" in result.history[1]["refused"]["2"]
+
+
+def test_flower_s_reason_is_bounded_as_well(tmp_path: Path) -> None:
+    def up(reply: Message) -> Message:
+        if not second(reply):
+            return reply
+        error = Message(Error(code=0, reason=HOSTILE.replace("\n", "")), reply_to=reply)
+        error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return error
+
+    with looped(tmp_path, up=up):
+        text = fedrane.run(THREE).history[1]["refused"]["2"]
+    assert text.isprintable()
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("jane-doe.png: HIV-positive"), KeyError("Jane Doe"), OSError("/home/jane")]
+)
+def test_a_client_s_error_leaves_it_as_a_code_without_data(error: Exception) -> None:
+    why = str(messages.refusal_record(error, detailed=False).config_records["refused"]["why"])
+    assert re.fullmatch(r"error '(data|defect)': the node's own log says more", why)
+    told = str(messages.refusal_record(error, detailed=True).config_records["refused"]["why"])
+    assert str(error) in told
+
+
+def test_what_a_client_says_of_a_message_is_told() -> None:
+    record = messages.refusal_record(MessageError("a message for client 2", "this is client 1"), detailed=False)
+    assert "this is client 1" in str(record.config_records["refused"]["why"])
+
+
+def test_an_upload_far_from_the_others_is_left_out_as_if_it_were_lost(
+    tmp_path: Path, lost_once: fedrane.Result
+) -> None:
+    """The gate is on by itself where clients are nodes; the client goes back to the state before it."""
+
+    def far(content: Any) -> None:
+        _replace(content, Array(np.float32(1e30) * _first(content)))
+
+    listener = Listener()
+    with looped(tmp_path, up=lambda reply: poison(reply, far) if second(reply) else reply):
+        result = fedrane.run(THREE, callbacks=[listener])
+    assert [record["lost"] for record in result.history] == [[], [2], []]
+    assert "the norm of its params is" in result.history[1]["refused"]["2"]
+    assert any("client 2 is left out: the norm of its" in text for text in listener.messages)
+    same_bytes(result.server, lost_once.server)
+    same_bytes(client_states(result), client_states(lost_once))
+
+
+def test_an_index_that_no_client_has_does_not_end_apple(tmp_path: Path) -> None:
+    """The server looks up by it what comes down in the next round."""
+
+    def wish(content: Any) -> None:
+        content.array_records["up"]["extra/wanted"] = Array(np.full((2,), 10**6, np.int64))
+
+    experiment = THREE.replace(method=APPLE(downloads=2))
+    with looped(tmp_path, up=lambda reply: poison(reply, wish) if second(reply) else reply):
+        result = fedrane.run(experiment)
+    assert [record["cohort"] for record in result.history] == [[0, 1, 2, 3, 4, 5]] * 3
 
 
 @pytest.mark.parametrize("fields", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedrane.errors import ConfigError, FedraneError, FileError
-from fedrane.system.files import MARK, PARTS, as_toml, is_ours, require_new, take, user_path, write_atomically
+from fedrane.system.files import (
+    MARK,
+    PARTS,
+    PRIVATE,
+    as_toml,
+    is_ours,
+    private_folder,
+    require_new,
+    take,
+    user_path,
+    write_atomically,
+)
 
 
 def test_an_error_is_one_bounded_line_without_control_characters() -> None:
@@ -47,6 +60,33 @@ def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: 
     write_atomically(path, "the first's")
     assert path.read_text() == "the first's", "whoever comes last"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_private_file_is_private_before_anything_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the umask hides nothing and others may read the folder."""
+    modes: list[int] = []
+    make = os.open
+
+    def opened(*args: Any, **more: Any) -> int:
+        descriptor = make(*args, **more)
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened)
+    before = os.umask(0)
+    try:
+        write_atomically(tmp_path / "key", b"secret", PRIVATE)
+        write_atomically(tmp_path / "plain", b"for all")
+        private_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert modes[0] == PRIVATE
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")} == {
+        "key": 0o600,
+        "plain": 0o666,
+        "a": 0o700,
+        "b": 0o700,
+    }
 
 
 def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fedrane.experiment import Experiment, read_toml
 from fedrane.flower.certificates import DAYS, certificates
 from fedrane.flower.project import EXPERIMENT, AppConfig, write_project
 from fedrane.system.extras import require
-from fedrane.system.files import clear_errors, require_new, usable, write_atomically
+from fedrane.system.files import clear_errors, private_folder, require_new, usable, write_atomically
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, predict, read_named_inputs
 from fedrane.training.setup import as_dataset, automatic_model, make_partition
@@ -104,10 +104,9 @@ def certs_command(
     """
     require("flower", "fedrane flower certs", "cryptography")
     _require_empty(folder, "keys in use would be overwritten")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     for path, (content, mode) in certificates(hosts or ["127.0.0.1", "localhost"], nodes).items():
-        write_atomically(folder / path, content)
-        (folder / path).chmod(mode)
+        write_atomically(folder / path, content, mode)
     write_line(f"{folder}: ca.crt, server.pem, server.key and {nodes} node keys, for {DAYS} days\n")
     write_line(
         'For a trial only. In production: your own CA, and ssh-keygen -t ecdsa -b 384 -N "" -f node on each node\n'

@@ -76,6 +76,10 @@ RULES = (
         "a network with BatchNorm (model=resnet18, or your own)",
         ("model",),
     ),
+    *(
+        Rule(f"gate.{key}", lambda e: bool(e.gate.on(e.engine)), "gate.kind=refuse or clip", ("gate.kind",))
+        for key in ("factor", "norm")
+    ),
     Rule("precision", lambda e: (e.precision, e.device) != ("tf32", "cpu"), "a GPU", ("device",)),
 )
 

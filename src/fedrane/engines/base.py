@@ -33,6 +33,8 @@ class Trained(NamedTuple):
     """What the user should know."""
     refused: Mapping[str, str] = MappingProxyType({})
     """Clients whose replies could not be used, and why."""
+    clipped: Mapping[str, str] = MappingProxyType({})
+    """Clients whose uploads the gate has scaled down, and why."""
 
 
 class Engine(Protocol):

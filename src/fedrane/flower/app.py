@@ -26,6 +26,7 @@ from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.server import ServerSettings, serve
 from fedrane.system import memory
+from fedrane.system.files import private_folder
 from fedrane.task import Model, State
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, Predictor
@@ -118,15 +119,19 @@ class AppClients:
         reports_classes = bool(context.node_config.get("class-counts", False))
         return LocalClient(index, algorithm_at(e, request.round), federation, store, reports_classes, e.threads)
 
+    def sends_error_texts(self, context: NodeContext) -> bool:
+        return context.node_config.get("error-texts") is True
+
     def keep_models(
         self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
     ) -> None:
         empty, folder = Model({}, {}), client.store.folder
         client_states = {client.index: State(personal or empty, {})}
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         self.config.write(folder)
         user_code.remember(self.config.experiment)  # its operator runs this app, and so may use its models
-        write(folder / FINAL, Checkpoint(request.round, State(global_model or empty, {}), client_states))
+        kept = Checkpoint(request.round, State(global_model or empty, {}), client_states)
+        write(folder / FINAL, kept, private=True)
 
     def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
         e = self.config.experiment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from fedrane.engines.sequential import Sequential
 from fedrane.errors import Diverged, FedraneError
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState, derive_first_state, initial_server_state
 from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, digest
-from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, tally_record
+from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, refusal_record, tally_record
 from fedrane.system.threads import limited
 from fedrane.task import Context, Model, State
 from fedrane.training.run_folder import as_state, empty_dicts, refill
 from fedrane.tree import Tensors
+
+LOG = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class ClientProvider(Protocol):
 
     def client(self, context: NodeContext, request: ClientRequest) -> LocalClient: ...
 
+    def sends_error_texts(self, context: NodeContext) -> bool:
+        """Whether the server gets the texts of errors, which may name files and labels, and not only their kind."""
+
     def keep_models(
         self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
     ) -> None:
@@ -64,8 +70,9 @@ def client_app(provider: ClientProvider) -> ClientApp:
         def handle(message: Message, context: NodeContext) -> Message:
             try:
                 content = work(message, context)
-            except FedraneError as error:  # the server gets the reason; anything else is a defect, which Flower reports
-                content = RecordDict({"refused": ConfigRecord({"why": str(error)})})
+            except Exception as error:  # Flower would send its text to the server, whatever that holds
+                LOG.error("%s", error, exc_info=None if isinstance(error, FedraneError) else error)
+                content = refusal_record(error, provider.sends_error_texts(context))
             return Message(content, reply_to=message)
 
         return handle

@@ -9,6 +9,7 @@ back to its checkpoint all find the right copy.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +22,12 @@ from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
 from fedrane.errors import CheckpointError
 from fedrane.flower.codec import Encoder, MessageError, schema
-from fedrane.system.files import clear_errors, write_atomically
+from fedrane.system.files import PRIVATE, clear_errors, private_folder, write_atomically
 from fedrane.task import Client, Model, Roster, State, Task
 from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
 from fedrane.tree import Tensors
 
+LOG = logging.getLogger("flwr")
 NEVER = -1
 """The round of a client whose upload was never aggregated."""
 SERVER_START = "server_start"
@@ -52,7 +54,8 @@ class ClientStateStore:
         if server_start < seen:
             raise MessageError(f"a message of server start {server_start}", f"the server is now in start {seen}")
         if server_start > seen:
-            write_atomically(path, str(server_start))
+            private_folder(self.folder)
+            write_atomically(path, str(server_start), PRIVATE)
 
     def committed(self, aggregated: int, oldest: int) -> SavedState | None:
         """The copy of the round aggregated last; None for ``NEVER``.
@@ -70,8 +73,8 @@ class ClientStateStore:
     def put(self, round: int, saved: SavedState) -> None:
         copy = Checkpoint(round, State(Model(saved.constant, {}), {}), {0: saved.client_state})
         with clear_errors(self._path(round)):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write(self._path(round), copy, self._durable)
+            private_folder(self.folder)
+            write(self._path(round), copy, self._durable, private=True)
         tensors, metadata = encode(copy)
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".metadata"] = ConfigRecord({"fedrane": metadata["fedrane"]})
@@ -91,10 +94,11 @@ class ClientStateStore:
             metadata = json.loads(str(self._state.config_records[self._name(round) + ".metadata"]["fedrane"]))
             copy = decode({path: torch.from_numpy(array.numpy().copy()) for path, array in arrays.items()}, metadata)
             return SavedState(copy.client_states[0], copy.server.model.params)
+        LOG.error("%s should hold the state of round %s: %s", self.folder, round, problem)
         raise MessageError(
-            f"this client's state of round {round} is lost: {problem}",
-            f"the server has aggregated that round, and {self.folder} should hold it",
-            "Restore the client's folder",
+            f"this client's state of round {round} is lost",
+            "the server has aggregated that round, and the client's folder should hold it",
+            "Restore that folder",
         )
 
     def _drop(self, round: int) -> None:

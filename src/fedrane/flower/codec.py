@@ -144,7 +144,7 @@ def _unpack(path: str, array: Array, leaf: Leaf, bf16: bool) -> Tensor:
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, columns_first, dtype = read(stream, max_header_size=MAX_HEADER_BYTES)
-    except ValueError as error:
+    except Exception as error:  # NumPy parses the header as Python, which fails in many ways
         raise MessageError(f"{path} is not an array of NumPy's: {error}") from error
     name = _numpy_name(leaf.dtype, bf16)
     rest = len(array.data) - stream.tell()

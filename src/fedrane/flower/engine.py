@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -17,7 +18,15 @@ from fedrane.engines.sequential import Sequential, stack_clients
 from fedrane.errors import FedraneError
 from fedrane.flower.client_state import NEVER, derive_first_state, initial_server_state
 from fedrane.flower.codec import Encoder, Layout, MessageError, decode, digest, schema, sent_bytes
-from fedrane.flower.messages import EVALUATE, TRAIN, ClientReply, ClientRequest, is_finite_number, read_tally
+from fedrane.flower.messages import (
+    EVALUATE,
+    TRAIN,
+    ClientReply,
+    ClientRequest,
+    is_finite_number,
+    read_tally,
+    require_only,
+)
 from fedrane.flower.nodes import NodePool
 from fedrane.task import Client, Context, Model, State
 from fedrane.training.run_folder import as_state, empty_dicts, refill
@@ -83,7 +92,10 @@ class FlowerEngine:
 
     def _train(self, messages: MessageBuilder, clients: list[int]) -> tuple[dict[int, ClientReply], dict[int, str]]:
         def read(k: int, content: RecordDict) -> ClientReply | None:
-            return None if "missing_constants" in content.config_records else messages.read_reply(k, content)
+            if "missing_constants" in content.config_records:
+                require_only(content, "missing_constants")
+                return None
+            return messages.read_reply(k, content)
 
         replies, refused = self.pool.request(TRAIN, {k: messages.train(k) for k in clients}, read)
         incomplete = [k for k, reply in replies.items() if reply is None]
@@ -143,12 +155,14 @@ class FlowerEngine:
     def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
         """Of each model that the method has: the tally of the test examples, and of validation ones if there are."""
         tallies_of = {}
-        for which in self.algorithm.models_on(self.federation.task):
-            parts = [content.metric_records.get(f"{which}.{part}") for part in ("test", "validation")]
-            tallies_of[which] = [tally for tally in (read_tally(record) for record in parts) if tally is not None]
-            classes = {len(tally.class_examples) for tally in tallies_of[which]}
-            if not tallies_of[which] or not classes <= {0, self.federation.task.classes}:
-                raise MessageError(f"no counts of its {which} model, or of {classes} classes")
+        models, parts_of = self.algorithm.models_on(self.federation.task), ("test", "validation")
+        require_only(content, *(f"{which}.{part}" for which in models for part in parts_of))
+        for which in models:
+            parts = [content.metric_records.get(f"{which}.{part}") for part in parts_of]
+            test, held = (read_tally(record, self.federation.task.classes) for record in parts)
+            if test is None:
+                raise MessageError(f"no counts of its {which} model", "every client has test examples")
+            tallies_of[which] = [test] if held is None else [test, held]
         return tallies_of
 
 
@@ -231,12 +245,13 @@ class MessageBuilder:
 
     def read_reply(self, k: int, content: RecordDict) -> ClientReply:
         """A client's reply, if it is as expected; else nothing of it is used."""
+        require_only(content, "reply", "up", "metrics")
         given = content.config_records.get("reply", ConfigRecord())
         federation = self.engine.federation
         examples = self.epochs * len(federation.split.train[k])
         expected = {"client": k, "round": self.round, "num_examples": examples}
         if dict(given) != expected:
-            raise MessageError(f"it reports {dict(given)}", f"{expected} was expected")
+            raise MessageError(f"it reports {reprlib.repr(dict(given))}", f"{expected} was expected")
         if "up" not in content.array_records:
             raise MessageError("no arrays")
         template, metrics = self.engine.upload_template(self.server, k)
@@ -248,7 +263,9 @@ class MessageBuilder:
         up = as_state(refill({path: leaf.to(device) for path, leaf in tensors.items()}, list(empty_dicts(template))))
         measured = dict(content.metric_records.get("metrics", MetricRecord()))
         if measured.keys() != metrics.keys() or not all(map(is_finite_number, measured.values())):
-            raise MessageError(f"metrics {measured}", f"finite numbers called {', '.join(metrics)} were expected")
+            raise MessageError(
+                f"metrics {reprlib.repr(measured)}", f"finite numbers called {', '.join(metrics)} were expected"
+            )
         return ClientReply(up, {name: float(measured[name]) for name in metrics})  # type: ignore[arg-type]  # checked
 
     def bytes_down(self, k: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedrane.engines.evaluation import Tally
+from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged, FedraneError, FileError
 from fedrane.flower.codec import MessageError
 from fedrane.task import State
 
@@ -23,6 +24,19 @@ COUNTS, CLASS_COUNTS = ("examples", "hits", "loss", "few", "few_hits"), ("class_
 """The names that a tally's fields have in a message, in the order of its fields."""
 MAX_EXAMPLES = 10**9
 """More than any one client has: a larger number is a mistake or made up."""
+
+
+MAX_TEXT = 300
+"""Characters of a node's text that are logged and recorded."""
+ERROR_CODES: dict[type[Exception], str] = {
+    DataError: "data",
+    ConfigError: "configuration",
+    CheckpointError: "state",
+    FileError: "file",
+    Diverged: "diverged",
+    Exception: "defect",
+}
+"""What the server learns of a client's errors, unless the node's configuration has error-texts=true."""
 
 
 class ClientRequest(NamedTuple):
@@ -79,6 +93,33 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+# ---- what a node says, and what it may send
+
+
+def bounded_text(text: str) -> str:
+    """A node's text as it may stand in a log: of limited length, without control characters."""
+    shown = text[:MAX_TEXT] + ("…" if len(text) > MAX_TEXT else "")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def refusal_record(error: Exception, detailed: bool) -> RecordDict:
+    """What a client replies instead: a message's fault as it is, of anything else the kind only.
+
+    Other errors may name the client's files, labels or examples.
+    """
+    if isinstance(error, MessageError) or detailed:
+        kind = "" if isinstance(error, FedraneError) else f"{type(error).__name__}: "
+        return RecordDict({"refused": ConfigRecord({"why": bounded_text(f"{kind}{error}")})})
+    code = next(code for cls, code in ERROR_CODES.items() if isinstance(error, cls))
+    return RecordDict({"refused": ConfigRecord({"why": f"error '{code}': the node's own log says more"})})
+
+
+def require_only(content: RecordDict, *names: str) -> None:
+    """Refuse a reply that has other records than these: they are not looked at."""
+    if unknown := content.keys() - {*names}:
+        raise MessageError(f"{len(unknown)} records that were not asked for", f"it may have {', '.join(names)}")
+
+
 # ---- who a node is
 
 
@@ -88,6 +129,7 @@ def identity_record(client: int, examples: int) -> RecordDict:
 
 def read_identity(node: int, content: RecordDict) -> tuple[int, int]:
     """The node's client and the number of its training examples."""
+    require_only(content, "identity")
     given = content.config_records.get("identity", ConfigRecord())
     client, examples = given.get("client"), given.get("num_examples")
     if (
@@ -111,17 +153,33 @@ def tally_record(tally: Tally, by_class: bool) -> MetricRecord:
     return MetricRecord({name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
 
 
-def read_tally(record: MetricRecord | None) -> Tally | None:
+def read_tally(record: MetricRecord | None, classes: int) -> Tally | None:
+    """A client's counts, of one model on one part of its examples, if they can be true."""
     if record is None:
         return None
     values: dict[str, Any] = dict(record)
-    numbers = [values.get(name) for name in COUNTS]
-    if not all(isinstance(n, int | float) and math.isfinite(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers):
-        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "they are finite and not negative")
-    examples, hits, loss, minority_examples, minority_hits = numbers
-    if not (0 < examples < MAX_EXAMPLES and hits <= examples and minority_hits <= minority_examples <= examples):  # type: ignore[operator]  # numbers
-        raise MessageError(f"counts {dict(zip(COUNTS, numbers, strict=True))}", "a part is not larger than the total")
-    by_class = [tuple(int(n) for n in values.get(name, ())) for name in CLASS_COUNTS]
-    if by_class[0] and (sum(by_class[0]) != examples or sum(by_class[1]) != hits or min(map(min, by_class)) < 0):
-        raise MessageError(f"classes {by_class}", f"they sum up to {examples} examples and {hits} hits")
-    return Tally(int(examples), int(hits), float(loss), int(minority_examples), int(minority_hits), *by_class)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {name: values.get(name) for name in COUNTS}
+    if not all(is_finite_number(n) and 0 <= n < MAX_EXAMPLES**2 for n in numbers.values()):
+        raise MessageError(f"counts {numbers}", "they are finite and not negative")
+    examples, hits, loss, minority_examples, minority_hits = numbers.values()
+    whole = all(n == int(n) for name, n in numbers.items() if name != "loss")
+    if not (
+        whole and 0 < examples < MAX_EXAMPLES and hits <= examples and minority_hits <= minority_examples <= examples
+    ):
+        raise MessageError(f"counts {numbers}", "they are whole, and a part is not larger than the total")
+    by_class = [_class_counts(values.get(name, []), classes) for name in CLASS_COUNTS]
+    of, right = by_class
+    if len(of) != len(right) or any(h > n for n, h in zip(of, right, strict=True)):
+        raise MessageError(f"counts of {len(of)} and {len(right)} classes", "no class has more hits than examples")
+    if of and (sum(of) != examples or sum(right) != hits):
+        raise MessageError("counts by class", f"they sum up to {examples} examples and {hits} hits")
+    return Tally(int(examples), int(hits), float(loss), int(minority_examples), int(minority_hits), of, right)
+
+
+def _class_counts(given: Any, classes: int) -> tuple[int, ...]:
+    """None, or one for each class."""
+    if not isinstance(given, list) or len(given) not in (0, classes):
+        raise MessageError("counts by class", f"a list of {classes} was expected")
+    if not all(is_finite_number(n) and n == int(n) and 0 <= n < MAX_EXAMPLES for n in given):
+        raise MessageError("counts by class", "they are whole numbers from 0")
+    return tuple(int(n) for n in given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedrane.flower.codec import MessageError
-from fedrane.flower.messages import QUERY, read_identity
+from fedrane.flower.messages import QUERY, bounded_text, read_identity
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ class NodePool:
     query_timeout: float = 60.0
     """Seconds to wait for a node to identify itself, and until it is asked again."""
     poll_interval: float = 0.1
+    one_by_one: bool = False
+    """Ask Flower for each reply by itself: one that it cannot parse takes with it all that were asked for together."""
     log: Callable[[str], None] = lambda text: None
     check: Callable[[], None] = lambda: None
     """Called while waiting; it raises if there is nothing to wait for any more."""
@@ -124,19 +126,40 @@ class NodePool:
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
             self.check()
-            for reply in self.grid.pull_messages(list(waiting)):
-                if reply.metadata.reply_to_message_id not in waiting or _expired(reply):
+            for name, reply in self._pull(list(waiting)):
+                if name not in waiting:
                     continue
-                who = waiting.pop(reply.metadata.reply_to_message_id)
                 try:
-                    replies[who] = read(who, _content(reply))
+                    if isinstance(reply, Exception):
+                        raise reply
+                    if _expired(reply):
+                        continue
+                    replies[waiting[name]] = read(waiting[name], _content(reply))
                 except MessageError as error:
-                    refused[who] = str(error)
-                except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-                    refused[who] = f"a reply that cannot be read: {type(error).__name__}: {error}"
+                    refused[waiting[name]] = bounded_text(str(error))
+                except Exception as error:  # noqa: BLE001 - whatever a reply raises costs that reply alone
+                    refused[waiting[name]] = bounded_text(
+                        f"a reply that cannot be read: {type(error).__name__}: {error}"
+                    )
+                del waiting[name]
             if waiting:
                 time.sleep(self.poll_interval)
         return replies, refused | dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
+
+    def _pull(self, names: list[str]) -> Iterator[tuple[str, Message | Exception]]:
+        """The replies that are there, each with the message that it answers, or what came instead of a reply."""
+        if not self.one_by_one:
+            for reply in self.grid.pull_messages(names):
+                yield reply.metadata.reply_to_message_id, reply
+            return
+        for name in names:
+            try:
+                pulled = list(self.grid.pull_messages([name]))
+            except Exception as error:  # noqa: BLE001 - Flower cannot parse it, or the link to Flower is broken
+                self.grid.get_node_ids()  # raises if it is the link
+                yield name, error
+            else:
+                yield from ((name, reply) for reply in pulled)
 
 
 def _expired(reply: Message) -> bool:

@@ -136,6 +136,7 @@ def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
         bf16=settings.bf16,
         rounds_back=KEPT * experiment.checkpoint_every,
         poll_interval=0.5,
+        one_by_one=True,
         log=lambda text: LOG.warning("%s", text),
     )
     fresh = not folder.holds_run()

@@ -76,6 +76,10 @@ class SimulatedClients:
         algorithm: Algorithm = _load(here / request.method_file)
         return LocalClient(client, algorithm, federation, _store(here, client, context.state, request.key))
 
+    def sends_error_texts(self, context: NodeContext) -> bool:
+        """Its server is its user."""
+        return True
+
     def keep_models(
         self, client: LocalClient, request: ClientRequest, global_model: Model | None, personal: Model | None
     ) -> None:

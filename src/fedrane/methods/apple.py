@@ -110,7 +110,7 @@ class APPLE(Algorithm):
         return done._replace(up=State(Model(core, {}), up), client_state=State(mixed, kept))
 
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        uploads = {"cores": ups.model.params, **ups.extra}
+        uploads = {"cores": ups.model.params, **tree.map(lambda index: index % cohort.population, ups.extra)}
         updated = {name: core_models.put(server.extra[name], cohort.index, new) for name, new in uploads.items()}
         return server._replace(extra=server.extra | updated), {}
 

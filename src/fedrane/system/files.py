@@ -23,6 +23,8 @@ PARTS = f"*.{'[0-9a-f]' * 8}.part"
 """Temporary files that a killed writer leaves next to its file."""
 MARK = ".fedrane"
 """The file by which a folder is known as one of ours; it says what for."""
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+"""Modes of what only its owner may read."""
 
 
 @contextmanager
@@ -59,13 +61,24 @@ def usable(path: str | Path) -> Path:
     return Path(path)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically; of several concurrent writers the last one wins, and none fails."""
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone; what exists stays as it is."""
+    with clear_errors(path):
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Replace a file atomically; of several concurrent writers the last one wins, and none fails.
+
+    The file has this mode, less the umask, from its first byte on.
+    """
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
-            with part.open("wb") as file:
+            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 # A path may hold bytes that are no text, as lone surrogates: they are written as JSON escapes them.
                 file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 file.flush()

@@ -20,11 +20,13 @@ from fedrane.engines import Engine, Trained
 from fedrane.engines.evaluation import Metrics
 from fedrane.errors import Diverged
 from fedrane.experiment import Experiment
+from fedrane.ops import gate as gates
 from fedrane.system.threads import limited
 from fedrane.task import State
 from fedrane.training import timing
 from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
+from fedrane.training.gating import gated, loss_objection
 from fedrane.training.predictor import Inputs
 from fedrane.training.result import Result, last_round, stalled
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
@@ -64,6 +66,7 @@ class TrainingLoop:
         self.experiment, self.federation, self.inputs = experiment, federation, inputs
         self.folder, self.callbacks, self.stop, self.calibrates = folder, list(callbacks), stop, calibrates
         self.algorithm, self.task = experiment.algorithm, federation.task
+        self.gate = experiment.gate.on(experiment.engine)
         self.history: list[Metrics] = []
         self.client_states: dict[int, State] = {}
         self.server: State
@@ -136,6 +139,7 @@ class TrainingLoop:
         participants = [k for k in cohort if k not in lost]
         record: Metrics = {"round": number, "cohort": participants, "lost": lost}
         examples = 0
+        before = self.server, dict(self.client_states)
         if participants:
             if not self._warm:
                 record[timing.WARMUP] = self._warm = True
@@ -143,29 +147,48 @@ class TrainingLoop:
             epochs = stage.algorithm.local_epochs(e.epochs)
             with record_function(TRAIN):
                 trained = stage.engine.train_round(self.server, self.client_states, participants, number, lr, epochs)
+            if self.gate:
+                trained = gated(self.gate, self.server, trained)
             record["cohort"] = trained.cohort.index.tolist()
             record["lost"] = [k for k in cohort if k not in record["cohort"]]
-            with record_function(AGGREGATE):
-                record |= self._aggregate(stage, trained)
+            record |= {name: dict(of) for name in ("refused", "clipped") if (of := getattr(trained, name))}
+            for text in trained.messages:
+                self.message(f"round {number}: {text}")
+            if record["cohort"]:
+                with record_function(AGGREGATE):
+                    record |= self._aggregate(stage, trained)
+                if self.gate and (why := gates.objection(self.gate, before[0], self.server)):
+                    self._reject(before, record, why)
             examples = trained.examples
         seconds = time.perf_counter() - began
         if self._due(stage):
             with record_function(EVALUATE):
-                record |= self._evaluate(stage)
+                record |= self._evaluated(stage)
+                if self.gate and (why := loss_objection(self.gate, record, self.history, self.task.classes)):
+                    self._reject(before, record, why)
+                    record |= self._evaluated(stage)
+                self._require_numbers(stage, record)
         record["seconds"] = seconds
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
 
-    def _evaluate(self, stage: Stage) -> Metrics:
-        """All measures; an error if finite parameters give scores that are not numbers.
+    def _evaluated(self, stage: Stage) -> Metrics:
+        return stage.engine.evaluate(self.server, self.client_states, stage.round)
+
+    def _require_numbers(self, stage: Stage, record: Metrics) -> None:
+        """An error if finite parameters give scores that are not numbers.
 
         A loss may be infinite: that of a method which gives some classes the score −∞.
         """
-        measured = stage.engine.evaluate(self.server, self.client_states, stage.round)
-        if any(math.isnan(measured.get(f"{which}/loss", 0.0)) for which in (GLOBAL, PERSONAL)):
+        if any(math.isnan(record.get(f"{which}/loss", 0.0)) for which in (GLOBAL, PERSONAL)):
             raise self._diverged(stage.round, [])
-        return measured
+
+    def _reject(self, before: tuple[State, dict[int, State]], record: Metrics, why: str) -> None:
+        """Go back to the last good model, before anything of the new one is saved."""
+        self.server, self.client_states = before
+        record["rejected"] = why
+        self.message(f"round {record['round']}: the aggregated model is not used, and the last one kept: {why}")
 
     def lr_of(self, round: int) -> float:
         """The learning rate of a round. The post-training stage has that of the last round that was run:
@@ -191,7 +214,7 @@ class TrainingLoop:
         broken = [] if tree.finite(kept) else [k for k, state in kept.items() if not tree.finite(state)]
         if broken or not tree.finite(server) or not any(finite.values()):
             raise self._diverged(stage.round, sorted({*broken, *(k for k in clients if not finite[k])}))
-        for text in (*trained.messages, *metrics.pop("messages", ())):
+        for text in metrics.pop("messages", ()):
             self.message(f"round {stage.round}: {text}")
         self.server = tree.map(tree.as_saved, server)  # as it comes back from a checkpoint
         for k, client_state in kept.items():
@@ -203,8 +226,6 @@ class TrainingLoop:
             "bytes_up": trained.bytes_up,
         }
         record |= {f"clients/{name}": values for name, values in trained.metrics.items()} | metrics
-        if trained.refused:
-            record["refused"] = dict(trained.refused)
         ups = tree.pick(trained.ups.model.params, before.__contains__)
         step = {name: server.model.params[name] - before[name] for name in ups}
         # A method without a global model may still move what it shares; one that only collects uploads has no step.

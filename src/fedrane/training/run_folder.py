@@ -24,6 +24,7 @@ from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
 from fedrane.system.files import (
     PARTS,
+    PRIVATE,
     as_text,
     clear_errors,
     is_ours,
@@ -301,12 +302,13 @@ def round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def write(path: Path, checkpoint: Checkpoint, durable: bool = True) -> None:
-    """Write a checkpoint atomically; with ``durable``, even if the power fails."""
+def write(path: Path, checkpoint: Checkpoint, durable: bool = True, private: bool = False) -> None:
+    """Write a checkpoint atomically; with ``durable``, even if the power fails; with ``private``, for its owner."""
     part = path.with_name(path.name + ".part")
     tensors, metadata = encode(checkpoint)
     try:
-        part.touch()
+        part.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
+        part.touch(PRIVATE if private else 0o666)
         mode = part.stat().st_mode
         save_file(tensors, part, metadata)
         part.chmod(mode)  # as for any other file: safetensors makes its files private
