@@ -383,7 +383,7 @@ def test_a_node_s_text_is_bounded_and_cannot_control_a_terminal(tmp_path: Path) 
     for text in [result.history[1]["refused"]["2"], *listener.messages]:
         assert text.isprintable()
         assert len(text) < 400
-    assert r"\x1b[31mred\n\x00\u202eabc" in result.history[1]["refused"]["2"]
+    assert r"\x1b[31mred \x00\u202eabc" in result.history[1]["refused"]["2"]
 
 
 def test_flower_s_reason_is_bounded_as_well(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         ([f"dataset={'x' * 300}.npz"], ["xxx.npz cannot be used", "too long"]),
         ([f"method={'x' * 300}.py:M"], ["xxx.py cannot be used", "too long"]),
         (["model=own.py:none", "model_head=x"], ["own.py:none returned a NoneType"]),
-        (["model=own.py:number", "model_head=x"], ["own.py:number is a int"]),
+        (["model=own.py:number", "model_head=x"], ["own.py:number is not a network"]),
         (["model=own.py:raises", "model_head=x"], ["RuntimeError: two lines", "own.py, line 6, in raises"]),
         (["model=own.py:ends", "model_head=x"], ["SystemExit: 0", "own.py, line 7, in ends"]),
         (["method=ends.py:Mine"], ["SystemExit: 0", "ends.py, line 1"]),
