@@ -106,7 +106,7 @@ def lower_bounds(trial: Trial, folder: Path) -> None:
     chosen = folder / "lowest.txt"
     chosen.write_text("".join(f"{n}=={v}\n" for n, v in versions.items() if not n.startswith(LARGE)))
     trial.install("--no-deps", "--only-binary", ":all:", "-r", chosen)
-    trial("fedrane", "partition", *TINY, "--plot", "clients.png")
+    trial("fedrane", "partition", *TINY, "--plot", "clients.png", "--force")
     with_report(trial, "lowest")
 
 
