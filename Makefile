@@ -7,7 +7,7 @@ COVERAGE := $(if $(CI),--cov=fedrane --cov-report=term:skip-covered)  # a fifth 
 DEMO_METHODS := fedavg,spherefed,fedrane
 DEMO := dataset=digits clients=20 partition.alpha=0.1 batch=16 rounds=10
 
-.PHONY: help demo test test-slow test-all test-deploy mutations check resolve package bench clean
+.PHONY: help demo test test-slow test-all test-deploy fuzz mutations check resolve dist package notebooks bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -34,6 +34,14 @@ test-slow: $(READY) ## What make test leaves out: slow tests, the examples in do
 
 test-all: test test-slow ## Check, then every test
 
+fuzz: $(READY) ## Every file operation failing once, a thousand kills (hours), then random inputs until one fails or Ctrl-C
+	$(BIN)/python tests/fuzz/faults.py
+	$(BIN)/python tests/fuzz/kills.py
+	@while true; do \
+		again="FEDRANE_FUZZ=20 $(BIN)/pytest -m slow tests/fuzz --hypothesis-seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')"; \
+		echo "$$again"; env $$again || exit 1; \
+	done
+
 mutations: $(READY) ## Put one defect at a time into the library; fails where no law notices it (some minutes)
 	$(BIN)/python tests/mutations/run.py
 
@@ -43,8 +51,16 @@ test-deploy: $(READY) ## A federation with real processes, by the commands of do
 resolve: $(READY) ## Whether what pyproject.toml and constraints.txt allow can be installed elsewhere (metadata alone)
 	$(BIN)/python tests/install/resolve.py
 
-package: $(READY) ## Build sdist and wheel, and try them in a new environment, also with the lowest versions (minutes)
+dist: $(READY) ## Build sdist and wheel into dist/, and check what an index would refuse
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
+package: dist ## Build both, and try them in a new environment, also with the lowest versions (minutes)
 	$(BIN)/python tests/install/package.py
+
+notebooks: $(READY) ## Run the tutorials in examples/ and make notebooks of them, with their output (minutes)
+	$(BIN)/python examples/notebooks.py
 
 bench: $(READY) ## Run every program in benchmarks/
 	@found=; for program in benchmarks/[!_]*.py; do \
@@ -52,6 +68,9 @@ bench: $(READY) ## Run every program in benchmarks/
 		found=yes; echo "== $$program"; $(BIN)/python "$$program" || exit 1; \
 	done; \
 	[ -n "$$found" ] || echo "no benchmarks yet: benchmarks/ holds no program"
+
+docs: $(READY) ## Build the site into build/docs/site, with warnings as errors and links checked
+	$(BIN)/python docs/build_site.py
 
 clean: ## Remove what make has made: .venv, caches, build files (runs/ stays)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
@@ -69,5 +88,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "fedrane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 			"Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
 	$(PYTHON) -m venv $(CLEAR) .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,flower]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,flower,docs]'
 	@touch $@

@@ -31,7 +31,7 @@ from fedrane.data.dataset import Dataset
 from fedrane.engines import stacked
 from fedrane.kernels import dispatch
 from fedrane.models import build
-from fedrane.run import run
+from fedrane.runner import run
 from fedrane.training.callbacks import Callback
 from fedrane.training.setup import make_partition, resolve
 

@@ -12,7 +12,7 @@ import torch
 from _harness import arguments, save
 from _problems import dataset, experiment
 
-from fedrane.run import run
+from fedrane.runner import run
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
     python experiments/search.py --data-root DATA --minutes 9                 # which reading of FedRANE: search.toml
     python experiments/search.py --plan experiments/contest.toml --data-root DATA --minutes 9    # all methods' settings
     python experiments/search.py --show                                       # the tables of docs/paper.md, as recorded
+    python experiments/search.py --plan experiments/contest.toml --words      # the choices, for fedrane reproduce
 
 The plans hold the trials and the rule of choice. Test examples choose nothing: their figures are not recorded.
 """
@@ -16,7 +17,7 @@ import json
 import statistics
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Piece(NamedTuple):
 class Search:
     """What a plan asks for, and what was recorded of it."""
 
-    def __init__(self, plan: Mapping[str, Any], results: Path, data_root: str) -> None:
+    def __init__(self, plan: dict[str, Any], results: Path, data_root: str) -> None:
         self.plan, self.results, self.data_root = plan, results, data_root
         self.records: dict[str, dict[str, Any]] = {}
         self._datasets: dict[float, Dataset] = {}
@@ -93,11 +94,14 @@ class Search:
         return statistics.fmean(scores) if None not in recorded else None
 
     def measures(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Accuracy by model, over the last evaluations."""
-        return {model: statistics.fmean(record[model][-self.plan["last"] :]) for model in MODELS if model in record}
+        """Accuracy by model, over the last evaluations, plus what post-training adds to the last of them."""
+        gains = {model: after - record[model][-1] for model, after in record.get("after", {}).items()}
+        means = {model: statistics.fmean(record[model][-self.plan["last"] :]) for model in MODELS if model in record}
+        return {model: mean + gains.get(model, 0.0) for model, mean in means.items()}
 
     def go(self, minutes: float) -> None:
-        """Runs what is missing; none is begun that would not end in time, by what the last one took."""
+        """Runs what is missing and no other process is at; none is begun that would not end in time, by what the last
+        one took."""
         end, usual = time.monotonic() + 60 * minutes, 0.0
         while time.monotonic() + usual < end:
             self.read()
@@ -105,10 +109,9 @@ class Search:
             if not missing:
                 return
             began = time.monotonic()
-            if any(self._claimed(piece) for piece in missing):
-                usual = time.monotonic() - began
-            else:  # other processes are at all that can be run now
-                time.sleep(1)
+            if not any(self._claimed(piece) for piece in missing):
+                return
+            usual = time.monotonic() - began
 
     def _claimed(self, piece: Piece) -> bool:
         """Runs it, unless another process is at it."""
@@ -129,9 +132,10 @@ class Search:
         record: dict[str, Any] = {"trial": piece.trial, "rounds": piece.rounds, "alpha": piece.alpha}
         try:
             history = fedrane.run(piece.experiment, dataset=self.examples(piece), calibrate=False).history
-            for model in MODELS:
-                if accuracies := [round(r[f"{model}/accuracy"], 5) for r in history if f"{model}/accuracy" in r]:
-                    record[model] = accuracies
+            during, after = history[: piece.rounds], history[piece.rounds :]
+            record |= accuracies(during)
+            if after:
+                record["after"] = {model: values[-1] for model, values in accuracies(after).items()}
             record["samples_per_second"] = round(statistics.median(r["samples_per_second"] for r in history))
         except Diverged as error:
             record |= {**{model: [0.0] for model in piece.wanted.algorithm.models}, "failed": str(error)}
@@ -194,8 +198,21 @@ class Contest(Search):
     """Every method's settings, one key after the other: of a key's values the best is kept while the next is chosen.
     In the end the choice runs for longer, with the two best values of the first key, the learning rate."""
 
+    @property
+    def methods(self) -> list[str]:
+        return list(self.plan["methods"])
+
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """The settings of each method whose choice has been made."""
+        chosen = {method: self.tried(method)[2] for method in self.methods}
+        return {
+            method: {key: settings[key] for key in self.plan["methods"][method]}
+            for method, settings in chosen.items()
+            if settings
+        }
+
     def pieces(self) -> Iterator[Piece]:
-        for method in self.plan["methods"]:
+        for method in self.methods:
             first, final, _ = self.tried(method)
             for pieces in (*first.values(), *final.values()):
                 yield from pieces
@@ -236,13 +253,19 @@ class Contest(Search):
         return ", ".join([method, *(f"{key.removeprefix('method.')} {settings[key]:g}" for key in several)])
 
     def show(self) -> None:
-        for method in self.plan["methods"]:
+        for method in self.methods:
             first, final, chosen = self.tried(method)
             for rounds, trials in ((self.plan["rounds"], first), (self.plan["final"], final)):
                 if any(self.score(pieces) is not None for pieces in trials.values()):
                     self.table(f"{rounds} rounds", trials)
             if chosen:
                 print("\nChosen:", self.title(method, chosen))
+
+
+def accuracies(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Of each model that was evaluated."""
+    values = {model: [round(r[key], 5) for r in history if (key := f"{model}/accuracy") in r] for model in MODELS}
+    return {model: each for model, each in values.items() if each}
 
 
 def main() -> None:
@@ -253,11 +276,18 @@ def main() -> None:
     )
     parser.add_argument("--data-root", default="")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--methods", default="", help="of a contest: these only, comma-separated")
     parser.add_argument("--show", action="store_true", help="print what was recorded")
+    parser.add_argument("--words", action="store_true", help="print a contest's choices as words of fedrane reproduce")
     asked = parser.parse_args()
     search = load(asked.plan, asked.results, asked.data_root)
+    if asked.methods:
+        search.plan["methods"] = {method: search.plan["methods"][method] for method in asked.methods.split(",")}
     if asked.show:
         search.show()
+    elif asked.words:
+        for method, settings in search.choices().items():
+            print(*(f"{method}.{key.removeprefix('method.')}={value}" for key, value in settings.items()))
     else:
         search.go(asked.minutes)
 

@@ -1,4 +1,4 @@
-"""The documents are true: every key is in the guide's table with its default, and the examples run."""
+"""The documents are true: their commands and keys exist, and their examples run. See also test_site.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from typer.testing import CliRunner
 
 from fedrane import Experiment, methods
 from fedrane.cli.app import app
@@ -23,7 +24,7 @@ from fedrane.testing import conformance
 ROOT = Path(__file__).parent.parent
 GUIDE, README, CONTRIBUTING = ROOT / "docs" / "guide.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"
 REPRODUCE, DEPLOY = ROOT / "docs" / "reproduce.md", ROOT / "docs" / "deploy.md"
-PAPER = ROOT / "docs" / "paper.md"
+PAPER, SECURITY = ROOT / "docs" / "paper.md", ROOT / "docs" / "security.md"
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -50,17 +51,26 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_every_key_is_in_the_guide_with_its_default() -> None:
-    table = GUIDE.read_text(encoding="utf-8").partition("## All keys")[2]
-    rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`)? ?\|", table, re.MULTILINE)
-    assert dict(rows) == keys(Experiment())
-
-
 def test_every_alias_is_in_the_guide() -> None:
     text = " ".join(GUIDE.read_text(encoding="utf-8").partition("## All keys")[2].split())
     for key in dict.fromkeys(ALIASES.values()):
         names = " and ".join(f"`{alias}`" for alias, other in sorted(ALIASES.items()) if other == key)
         assert f"{names} (`{key}`)" in text
+
+
+def test_every_threat_names_tests_that_exist() -> None:
+    """Each that is prevented or detected has one at least."""
+    rows = [
+        line
+        for line in SECURITY.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\| (prevented|detected) \|", line)
+    ]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row.rpartition(" | ")[2])
+        assert named, row
+        for file, test in named:
+            assert f"\ndef {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
 
 
 @pytest.mark.parametrize("document", [README, GUIDE, CONTRIBUTING, REPRODUCE, DEPLOY], ids=lambda path: path.stem)
@@ -136,9 +146,42 @@ def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_pa
     assert piece.experiment.partition == Partitioning(kind="natural", test=search.VALIDATION)
 
 
+def figures(text: str) -> list[str]:
+    """The rows of the tables."""
+    return [line for line in text.splitlines() if line.startswith("| ") and re.search(r"\| \d+\.\d+ ", line)]
+
+
+def under(comment: str) -> list[str]:
+    """The rows of the next table after a comment on the page about the paper."""
+    after = PAPER.read_text(encoding="utf-8").partition(f"<!-- {comment} -->")[2]
+    return figures(after[after.index("\n| ") :].partition("\n\n")[0])
+
+
 def test_the_search_is_printed_as_it_was_recorded(search: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     search.load(SEARCH.with_suffix(".toml")).show()
-    page, shown = PAPER.read_text(encoding="utf-8"), capsys.readouterr().out.splitlines()
-    recorded = [line for line in shown if line.startswith("| ") and line[-3].isdigit()]
+    page, recorded = PAPER.read_text(encoding="utf-8"), figures(capsys.readouterr().out)
     assert recorded
     assert [line for line in recorded if line not in page] == []
+
+
+def test_the_contest_is_printed_as_it_was_recorded(search: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    search.load(SEARCH.with_name("contest.toml")).show()
+    rounds = capsys.readouterr().out.split("\n60 rounds")[1:]
+    recorded = [row for text in rounds for row in figures(text.partition(" rounds")[0])]
+    assert sorted(under("python experiments/search.py --plan experiments/contest.toml --show")) == sorted(recorded)
+
+
+def test_the_table_of_the_contest_is_printed_as_it_was_recorded(
+    search: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the settings that the contest has chosen, as the page says."""
+    monkeypatch.chdir(ROOT)
+    command = "fedrane reproduce experiments/capped.toml --methods fedrane --alpha 0.5 --show"
+    chosen = search.load(SEARCH.with_name("contest.toml")).choices()["fedrane"]
+    words = [f"fedrane.{key.removeprefix('method.')}={value}" for key, value in chosen.items()]
+    result = CliRunner().invoke(app, [*shlex.split(command)[1:], *words, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    recorded = figures((tmp_path / "capped.md").read_text(encoding="utf-8"))
+    assert sorted(row.rpartition("|")[0].rpartition("|")[0] for row in under(command)) == sorted(
+        row.rpartition("|")[0] for row in recorded
+    )

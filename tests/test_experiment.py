@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrane import Algorithm, Augmentation, Experiment, Gate, Partitioning, Schedule
+from fedrane import (
+    AdamConstants,
+    Algorithm,
+    Attack,
+    Augmentation,
+    Experiment,
+    FeatureSkew,
+    Gate,
+    Partitioning,
+    Schedule,
+)
 from fedrane.errors import ConfigError
 from fedrane.methods import METHODS, Method, known, name_of
 
@@ -90,7 +100,16 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         (["clip=-1"], "clip"),
         (["clients=0"], "at least 1"),
         (["rounds=0"], "at least 1"),
-        (["epochs=0"], "at least 1"),
+        (["epochs=0"], "more than 0"),
+        (["epochs=nan"], "more than 0"),
+        (["epochs=abc"], "must be a number"),
+        (["steps=-1"], "1 or more"),
+        (["optimizer=adamm"], "Did you mean"),
+        (["adam.momentum=1"], "adam.momentum"),
+        (["adam.decay=-0.1"], "adam.decay"),
+        (["adam.floor=0"], "divided"),
+        (["schedule.warmup=50"], "full learning rate"),
+        (["schedule.warmup=-1"], "no warm-up"),
         (["batch=0"], "at least 1"),
         (["eval_every=0"], "at least 1"),
         (["participation=0"], "fraction"),
@@ -117,6 +136,13 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path) -> None:
         Experiment.from_toml(tmp_path / "bad.toml")
 
 
+def test_a_number_is_neither_true_nor_false() -> None:
+    """A file may hold any type."""
+    for value in (1, 1.0, [], None):
+        with pytest.raises(ConfigError, match=r"lra=.*true or false"):
+            Experiment.from_dict({"method": {"name": "fedrane", "lra": value}})
+
+
 def test_every_field_can_be_typed() -> None:
     """Every field can be set by a word: what is written is read back."""
     made = Experiment()
@@ -126,13 +152,14 @@ def test_every_field_can_be_typed() -> None:
             f"{prefix}{f.name}={getattr(value, f.name)}" for f in fields(value) if not _nested(getattr(value, f.name))
         ]
 
-    groups = ("partition", "schedule", "augment", "gate")
+    groups = ("partition", "skew", "schedule", "adam", "augment", "gate", "attack")
     typed = words("", made) + [w for group in groups for w in words(f"{group}.", getattr(made, group))]
     assert Experiment.from_words(typed) == made
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, Algorithm | Augmentation | Gate | Partitioning | Schedule)
+    groups = AdamConstants | Algorithm | Attack | Augmentation | FeatureSkew | Gate | Partitioning | Schedule
+    return isinstance(value, groups)
 
 
 def test_methods_from_a_file(tmp_path: Path) -> None:

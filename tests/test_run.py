@@ -19,10 +19,13 @@ import fedrane
 from asserts import same_bytes, untimed
 from fedrane import (
     Algorithm,
+    Attack,
     Callback,
+    Client,
     Context,
     Done,
     Experiment,
+    Gate,
     Model,
     Outcome,
     Partitioning,
@@ -41,7 +44,7 @@ from fedrane.task import Batch, cross_entropy
 from fedrane.testing.conformance import blobs, experiment, network, states
 from fedrane.training.run_folder import Folder
 from harness import same_run
-from problems import Listener, dense, quick
+from problems import EVERY_METHOD, Listener, dense, quick
 
 
 def test_rounds_to_come_take_no_memory() -> None:
@@ -53,6 +56,59 @@ def test_an_early_stop_skips_any_number_of_rounds() -> None:
     result = fedrane.run(quick(rounds=10**12, patience=1, validation=0.2, lr=1e-9))
     assert result.finished
     assert result.round < 10
+
+
+WORDS = ["dataset=digits", "model=mlp", "clients=4", "rounds=2", "epochs=1", "batch=256", "device=cpu"]
+
+
+def test_an_experiment_may_be_a_file_or_words(tmp_path: Path) -> None:
+    """As on the command line, in any order; a lone word is a file or one setting."""
+    path = tmp_path / "exp.toml"
+    path.write_text(Experiment.from_words(WORDS).to_toml())
+    wanted = fedrane.run(Experiment.from_words(WORDS))
+    for asked in (path, str(path), WORDS, [path, *WORDS], tuple(WORDS)):
+        same_bytes(states(fedrane.run(asked)), states(wanted))
+    other = fedrane.run(["method=local", str(path), "rounds=1"], tmp_path / "run")
+    assert (other.experiment.method_name, other.round) == ("local", 1)
+    assert fedrane.run("seed=3", stop=lambda: True).experiment.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "out", "message"),
+    [
+        ("nowhere.toml", None, r"there is no file nowhere\.toml"),
+        (Path("nowhere"), None, "there is no file nowhere"),
+        (["a.toml", "b.toml"], None, r"a\.toml and b\.toml: one experiment is one file"),
+        ("method=fedprox clients=4", None, r"is one word.*Write \['method=fedprox', 'clients=4'\]"),
+        (["method=fedprox clients=4"], None, "is one word"),
+        (["methd=fedprox"], None, "Did you mean 'method'"),
+        ("fedprox", None, "'fedprox' is not key=value"),
+        ("method=fedprox", "rounds=5", r"out='rounds=5' is a setting.*Write run\(\[…, 'rounds=5'\]\)"),
+        ("method=fedprox", "method.strength=5", "is a setting"),
+    ],
+)
+def test_mistakes_in_what_is_asked_for(
+    asked: Any, out: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        fedrane.run(asked, out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_may_be_named_like_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fedrane.run(Experiment.from_words([*WORDS, "lr=0.2"]), "lr=0.2")
+    fedrane.run(WORDS, "./lr=0.1")
+    assert {path.name for path in tmp_path.iterdir()} == {"lr=0.1", "lr=0.2"}
+
+
+def test_what_a_file_has_in_vain_is_a_warning_where_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "exp.toml").write_text("rounds = 2\n[schedule]\nfactor = 0.5\n")
+    words = [word for word in WORDS if not word.startswith("rounds=")]
+    with pytest.warns(UserWarning, match=r"schedule\.factor=0\.5 is not used") as seen:
+        fedrane.run([tmp_path / "exp.toml", *words])
+    assert [warning.filename for warning in seen] == [__file__]
 
 
 def test_results_in_hand() -> None:
@@ -91,7 +147,7 @@ def test_personal_models_in_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_loaded_models_are_those_in_hand(method: str, precision: str, tmp_path: Path) -> None:
     """To the last digit, also of clients that never took part."""
     e = experiment(method, rounds=2, participation=0.4, precision=precision)
@@ -146,7 +202,7 @@ class Keeps(Algorithm):
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
 
 
-def test_the_personal_answer_is_the_model_after_local_training() -> None:
+def test_the_personal_model_is_the_one_after_local_training() -> None:
     """And a client not yet sampled answers with the global model."""
     e = Experiment(
         method=Keeps(), clients=5, rounds=1, epochs=2, batch=16, participation=0.4, model_head="head", lr=0.5
@@ -477,8 +533,8 @@ def test_what_the_data_leave_without_effect(tmp_path: Path) -> None:
     listener = Listener()
     fedrane.run(Experiment.from_toml(tmp_path / "c.toml", words), tmp_path / "run", callbacks=[listener])
     assert [text.partition(": ")[2] for text in listener.messages] == [
-        "partition.alpha=0.1 is not used: that needs partition.kind=dirichlet or dirichlet-capped or quantity, "
-        "and partition.kind is natural",
+        "partition.alpha=0.1 is not used: that needs partition.kind=dirichlet or dirichlet-capped or quantity or "
+        "dirichlet-quantity, and partition.kind is natural",
         "precision=tf32 is not used: that needs a GPU, and device is cpu",
     ]
     assert Experiment.from_toml(tmp_path / "run" / "config.toml").precision == "float32"
@@ -528,7 +584,7 @@ def test_one_methods_divergence_is_not_the_others(tmp_path: Path) -> None:
         "breaks": quick(method=Breaks(), rounds=1),
         "local": quick(method="local"),
     }
-    done = compare(experiments, [0], tmp_path / "all")
+    done = compare(experiments, seeds=[0], out=tmp_path / "all")
     assert done is not None
     assert set(done.diverged) == {"breaks"}
     assert [len(done.runs[name]) for name in experiments] == [1, 0, 1]
@@ -542,7 +598,7 @@ def test_a_comparison_takes_for_auto_only_what_auto_can_come_to(tmp_path: Path) 
     open_keys = {"model", "engine", "device", "precision", "partition.kind"}
     assert {key for key, value in dotted(plain.to_dict()).items() if value == "auto"} == open_keys
     config = run_folder(tmp_path / "all", "fedavg", 0).path / "config.toml"
-    assert compare({"fedavg": plain}, [0], tmp_path / "all")
+    assert compare({"fedavg": plain}, seeds=[0], out=tmp_path / "all")
     settled = config.read_text().replace('"cuda"', '"cpu"').replace('"bf16"', '"float32"')
     for key, taken, refused in (
         ("model", ["mlp"], ["convnet", "resnet18"]),
@@ -554,12 +610,12 @@ def test_a_comparison_takes_for_auto_only_what_auto_can_come_to(tmp_path: Path) 
         for value in (*taken, *refused):
             config.write_text(re.sub(rf'\n{key} = ".*"', f'\n{key} = "{value}"', settled, count=1))
             if value in taken:
-                assert compare({"fedavg": plain}, [0], tmp_path / "all")
+                assert compare({"fedavg": plain}, seeds=[0], out=tmp_path / "all")
             else:
                 with pytest.raises(CheckpointError, match=rf"{key}={value}, not auto \({taken[0]}"):
-                    compare({"fedavg": plain}, [0], tmp_path / "all")
+                    compare({"fedavg": plain}, seeds=[0], out=tmp_path / "all")
     config.write_text(settled.replace('"cpu"', '"cuda"').replace('"float32"', '"bf16"'))
-    assert compare({"fedavg": plain}, [0], tmp_path / "all")
+    assert compare({"fedavg": plain}, seeds=[0], out=tmp_path / "all")
 
 
 class LargeBatches(fedrane.Algorithm):
@@ -574,3 +630,50 @@ class LargeBatches(fedrane.Algorithm):
 def test_metrics_that_depend_on_the_batch_are_an_error() -> None:
     with pytest.raises(ValueError, match="the metrics loss, other, and loss for a batch of two"):
         fedrane.run(quick(method=LargeBatches(), engine="sequential"))
+
+
+class WithoutOutcome(fedrane.Algorithm):
+    """Forgets what is recorded."""
+
+    def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
+        return super().objective(task, ctx, model, batch)[0]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "threaded"])
+def test_an_objective_that_returns_the_loss_alone_is_one_clear_error(engine: str) -> None:
+    with pytest.raises(ConfigError, match=r"WithoutOutcome.objective returns Tensor.*Return \(loss, Outcome"):
+        fedrane.run(quick(method=WithoutOutcome(), engine=engine))
+
+
+class NestedRecord(fedrane.Algorithm):
+    """Records what cannot be read back."""
+
+    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+        after, record = super().aggregate(task, server, ups, cohort)
+        return after, record | {"mine/matrix": [[1.0, 2.0], [3.0, 4.0]]}
+
+
+def test_a_record_that_cannot_be_read_back_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"round 1 has a mine/matrix that cannot be.*flat lists"):
+        fedrane.run(quick(method=NestedRecord()), tmp_path / "run")
+    assert Folder(tmp_path / "run").read_metrics() == []
+
+
+def test_an_attack_does_not_depend_on_the_engine() -> None:
+    """With Flower there is a gate by default, and elsewhere none."""
+    with pytest.raises(ConfigError, match="gate"):
+        quick(attack=Attack("sign"), engine="flower")
+    assert quick(attack=Attack("sign"), engine="flower", gate=Gate("refuse")).attack.kind == "sign"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python there is no shell to replace it: a folder called ~ was made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fedrane.run(quick(rounds=1), "~/run")
+    fedrane.compare(["fedavg"], quick(rounds=1), out="~/all")
+    assert (tmp_path / "home" / "run" / "config.toml").is_file()
+    assert (tmp_path / "home" / "all" / "table.csv").is_file()
+    with pytest.raises(FileError, match="home directory"):
+        fedrane.run(quick(rounds=1), "~nobody-here/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

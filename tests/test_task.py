@@ -12,6 +12,7 @@ from asserts import same_bytes
 from fedrane import models
 from fedrane.errors import ConfigError
 from fedrane.models import MODELS, split_head
+from fedrane.models.sequences import LastOutput
 from fedrane.task import Batch, Task, cross_entropy, masked_mean
 from problems import dense, task_of
 
@@ -42,8 +43,30 @@ def test_models_give_features_of_their_width(name: str, shape: tuple[int, ...], 
     assert net.head(features).shape == (2, 10)
 
 
+@pytest.mark.parametrize(("name", "width"), [("lstm", 128), ("transformer", 64)])
+def test_models_of_sequences_give_features_of_their_width(name: str, width: int) -> None:
+    task = Task.build(*models.build(name, (9,), 10, 7), (9,), 10, vocabulary=7)
+    assert task.width == width
+    net = task.evaluating(task.init(), torch.ones(2, dtype=torch.bool))
+    assert net.head(net.body(task.zeros(2))).shape == (2, 10)
+
+
 def test_every_known_model_is_tried_above() -> None:
-    assert set(MODELS) == {"mlp", "convnet", "resnet18", "resnet18-cifar"}
+    assert set(MODELS) == {"mlp", "convnet", "resnet18", "resnet18-cifar", "lstm", "transformer"}
+
+
+def test_the_lstm_is_that_of_the_library() -> None:
+    """The same parameters by the same names give the same output after the last element."""
+    ours, theirs = LastOutput(5, 4).double(), nn.LSTM(5, 4, batch_first=True).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("mlp", 7), ("lstm", 0)])
+def test_a_model_for_other_inputs_is_refused(name: str, vocabulary: int) -> None:
+    with pytest.raises(ConfigError, match="Use model=lstm" if vocabulary else "Use model=mlp or convnet"):
+        models.build(name, (9,), 3, vocabulary)
 
 
 def test_the_convnet_is_the_papers() -> None:
@@ -148,7 +171,7 @@ def test_the_given_network_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
 
 
-def test_losses_are_over_live_rows() -> None:
+def test_losses_leave_out_padding() -> None:
     scores, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     mask = torch.tensor([True, True, False, True, False, False])
     scores[~mask] = float("nan")

@@ -20,13 +20,17 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedrane import tree
+from fedrane.data import sampling
+from fedrane.errors import ConfigError
 from fedrane.kernels.dispatch import disabled
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, cross_entropy
 from fedrane.tree import Tensors
 
 GLOBAL, PERSONAL = "global", "personal"
 Grid = Mapping[str, tuple[Any, ...]]
+Choices = Mapping[str, tuple[str, ...]]
 Needs = Mapping[str, tuple[str, ...]]
+Span = sampling.Span
 
 
 class Outcome(NamedTuple):
@@ -41,7 +45,8 @@ class Work(NamedTuple):
     """A client's state between two local steps."""
 
     model: Model
-    velocity: Tensors
+    optimizer: dict[str, Any]
+    """The state of the optimiser: the velocity of SGD with momentum, the moments of Adam."""
     examples: Tensor
     """Number of examples seen so far, without padding."""
     sums: Tensors
@@ -50,7 +55,7 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a client's round. ``own`` is committed only after the server has aggregated ``up``."""
+    """The result of a client's round. ``client_state`` is committed only after the server has aggregated ``up``."""
 
     up: State
     client_state: State
@@ -65,11 +70,13 @@ class Algorithm:
     """Which models the method has: a global one, personal ones, or both."""
     grid: ClassVar[Grid] = {}
     """The values of its fields that ``fedrane tune`` searches."""
+    choices: ClassVar[Choices] = {}
+    """The values that a field may have, if they are few; ``check_choices(self)`` in ``__post_init__`` checks them."""
     trains_model: ClassVar[bool] = True
     """Whether its steps train, and so see augmented inputs. False for a stage that only measures."""
     needs: ClassVar[Needs] = {}
-    """Fields that only have an effect if another has a certain value: ``{"calibrate=True": ("ridge",)}`` or
-    ``{"a=x|y": …}``."""
+    """Fields that only have an effect if another, or a key of the experiment, has a certain value:
+    ``{"calibrate=True": ("ridge",)}``, ``{"a=x|y": …}`` or ``{"optimizer=sgd": …}``."""
 
     # ---- what is kept where
 
@@ -114,29 +121,36 @@ class Algorithm:
         return loss, Outcome(net.stats, {"loss": loss})
 
     def begin(self, task: Task, ctx: Context) -> Work:
-        """The state before the first local step: the start, zero momentum, zero sums."""
+        """The state before the first local step: the start, a fresh optimiser, zero sums."""
         model = self.start(task, ctx)
         zero = torch.zeros((), dtype=task.dtype, device=task.device)
-        velocity = task.sgd.init(tree.pick(model.params, self.trains))
-        return Work(model, velocity, zero, dict.fromkeys(_metric_names(self, task, ctx, model), zero), {})
+        optimizer = task.optimizer.init(tree.pick(model.params, self.trains))
+        return Work(model, optimizer, zero, dict.fromkeys(_metric_names(self, task, ctx, model), zero), {})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
-        """One SGD step on the objective."""
+        """One step of the optimiser on the objective."""
         params, stats = work.model
 
         def loss(trained: Tensors) -> tuple[Tensor, Outcome]:
-            return self.objective(task, ctx, Model({**params, **trained}, stats), batch)
+            returned = self.objective(task, ctx, Model({**params, **trained}, stats), batch)
+            if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Outcome)):
+                raise ConfigError(
+                    f"{type(self).__name__}.objective returns {type(returned).__name__}",
+                    "a step needs the loss and what is recorded of it",
+                    "Return (loss, Outcome(net.stats, {'loss': loss})), or what super().objective returns",
+                )
+            return returned
 
         trained = tree.pick(params, self.trains)
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
-        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
+        trained, optimizer = task.optimizer.update(trained, grads, work.optimizer, ctx.client.lr)
         examples = batch.mask.sum().to(work.examples.dtype)
         if outcome.metrics.keys() != work.sums.keys():
             given, known = ", ".join(outcome.metrics), ", ".join(work.sums)
             raise ValueError(f"objective returns the metrics {given}, and {known} for a batch of two zero inputs")
         sums = {name: work.sums[name] + examples * outcome.metrics[name].detach() for name in work.sums}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return work._replace(model=model, velocity=velocity, examples=work.examples + examples, sums=sums)
+        return work._replace(model=model, optimizer=optimizer, examples=work.examples + examples, sums=sums)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         """What is uploaded, what the client keeps, and the round's metrics."""
@@ -154,8 +168,8 @@ class Algorithm:
 
     # ---- post-training stages and predictions
 
-    def local_epochs(self, epochs: int) -> int:
-        """The number of local epochs in a round, given the experiment's ``epochs``."""
+    def local_epochs(self, epochs: Span) -> Span:
+        """The number of local epochs in a round, given the experiment's; ``Steps`` stands for a number of steps."""
         return epochs
 
     def post_training(self) -> tuple[Algorithm, ...]:
@@ -207,6 +221,14 @@ def sample_ratio(cohort: Client) -> Tensor:
     return sizes / sizes.sum().clamp(min=1)
 
 
+def epochs_after(first: float, epochs: Span, method: str) -> Span:
+    """The epochs of a round in which a method's own ``first`` ones come before the experiment's."""
+    if isinstance(epochs, sampling.Steps):
+        why = f"{method} trains {first:g} of its own before it, which are counted in epochs"
+        raise ConfigError(f"steps={epochs.count} with method={method}", why, "Use epochs")
+    return first + epochs
+
+
 def _overlay(below: Model, above: Model) -> Model:
     return Model({**below.params, **above.params}, {**below.stats, **above.stats})
 
@@ -218,7 +240,7 @@ def _metric_names(algorithm: Algorithm, task: Task, ctx: Context, model: Model) 
     """The metrics that an objective returns, from one call on two empty examples; once for each task and method."""
     known = _names.setdefault(task, {})
     if (key := f"{type(algorithm)} {algorithm}") not in known:
-        x = torch.zeros(2, *task.shape, dtype=task.dtype, device=task.device)
+        x = task.zeros(2)
         y = torch.zeros(2, dtype=torch.int64, device=task.device)
         try:
             with torch.no_grad(), disabled():  # kernels would be compiled for this size of batch alone

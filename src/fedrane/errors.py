@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol
 
 _LONGEST = 1500
 """Characters of each part of a message."""
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"  # but for tabs and line breaks; and what is no text at all
+    r"|[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # line breaks and directions of Unicode
+)
 
 
 class FedraneError(Exception):
@@ -29,6 +35,15 @@ def one_line(text: str) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} … {text[-290:]}"
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for what controls a terminal, or changes the direction in which text is written.
+
+    >>> printable("täglich,\\x1b[31m\\u202etxt.exe")
+    'täglich,\\\\x1b[31m\\\\u202etxt.exe'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class ConfigError(FedraneError):
@@ -66,9 +81,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known)}"
 
 
-def check_choices(settings: object, **options: Sequence[str]) -> None:
-    """Raise unless each named field of a method has one of its options."""
-    for name, known in options.items():
+class _Choosing(Protocol):
+    choices: ClassVar[Mapping[str, tuple[str, ...]]]
+
+
+def check_choices(settings: _Choosing) -> None:
+    """Raise unless each field of a method that is named in its ``choices`` has one of them."""
+    for name, known in settings.choices.items():
         value = getattr(settings, name)
         if value not in known:
             raise ConfigError(f"method.{name}={value!r} is not known", remedy=nearest(str(value), known))

@@ -19,14 +19,21 @@ from typing import Any, ClassVar, TypeVar
 from fedrane import methods
 from fedrane.algorithm import Algorithm
 from fedrane.config import settings
+from fedrane.config.hints import for_key
+from fedrane.data import tables
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
+from fedrane.data.sampling import Span, Steps
+from fedrane.data.skew import FeatureSkew
+from fedrane.data.text import WINDOW
 from fedrane.errors import ConfigError, nearest
 from fedrane.models.norms import check_policy
+from fedrane.ops.adam import OPTIMIZERS, AdamConstants
+from fedrane.ops.attack import Attack
 from fedrane.ops.gate import Gate
 from fedrane.ops.sgd import Schedule
 from fedrane.system import threads
-from fedrane.system.files import as_toml
+from fedrane.system.files import as_toml, read_text
 
 PRECISIONS = ("auto", "float32", "float64", "tf32", "bf16")
 PYTHON = "<python>"
@@ -45,24 +52,68 @@ class Experiment:
     """
 
     method: Algorithm | str = "fedavg"
+    """How clients train and the server aggregates: a known name, ``path.py:Class`` or ``package.module:Class``."""
     dataset: str = "digits"
-    """A known name, an .npz file, or a folder of images."""
+    """A known name (``fedrane datasets``), a CSV, Parquet, .npz or .txt file, or a folder of images."""
+    label: str = ""
+    """Of a table, or a dataset whose items are dictionaries: the column to predict."""
+    client: str = ""
+    """Of a table, or a dataset whose items are dictionaries: the column that says which client an example belongs to;
+    empty: it names no clients."""
+    drop: str = ""
+    """Of a table, or a dataset whose items are dictionaries: columns to leave out, separated by commas."""
+    categories: str = ""
+    """Of a table: columns of numbers that are categories (codes), separated by commas."""
+    impute: str = tables.NONE
+    """Of a table: ``median`` replaces missing values by the median of the training examples, and
+    missing categories by the most frequent; with ``none`` they are an error."""
     data_root: str = ""
+    """The folder of the known datasets; empty is ``$FEDRANE_DATA``, else ``~/.cache/fedrane``."""
     image_size: int = 0
-    """Resize a folder's images to this height and width; 0 means no resizing."""
+    """Resize the images of a folder, or of a dataset passed from Python, to this height and width; 0 means no
+    resizing."""
+    positive: str = ""
+    """Of a dataset with two classes: the name of the one to find, of which F1, AUPRC and sensitivity are; empty is the
+    second."""
+    window: int = WINDOW
+    """Of a text: the number of characters from which the next one is predicted."""
     model: str = "auto"
     """A known name, or ``path.py:function`` (input shape, classes) → network; ``auto`` depends on the dataset."""
     model_head: str = ""
     """The submodule that is the classifier, for your own network."""
+    pretrained: bool = False
+    """Start from the weights that your own network comes with; otherwise they are drawn from the seed. A module that is
+    passed from Python always keeps its weights."""
+    freeze: str = ""
+    """Names of parameters that are not trained, separated by commas; ``*`` stands for anything: ``body.*`` trains the
+    head alone."""
     norm: str = "shared"
+    """What happens to BatchNorm: ``shared`` averages its statistics over clients, ``batch`` uses those of each batch,
+    ``local`` keeps its layers with the client, ``group`` replaces it by GroupNorm."""
     clients: int = 20
+    """The number of clients; not needed if the data or a saved partition name them."""
     rounds: int = 50
-    epochs: int = 5
+    """The number of communication rounds."""
+    epochs: int | float = 5
+    """Local epochs: passes of a client over its training examples in a round. A fraction (0.5) ends within a pass,
+    after that part of its batches, rounded up."""
+    steps: int = 0
+    """Local steps of a client in a round, instead of epochs: the same for all clients, in as many passes over its
+    examples as they take; 0 trains ``epochs``."""
     batch: int = 128
+    """Examples per local step, at most."""
     lr: float = 0.1
+    """The clients' learning rate; ``schedule.kind`` changes it from round to round. SGD's default is far too large for
+    Adam, which needs about 0.001."""
+    optimizer: str = "sgd"
+    """The clients' optimiser: ``sgd``, ``adam`` or ``adamw``. Its state is not kept from one round to the next."""
     momentum: float = 0.0
+    """The momentum of the clients' SGD; it starts at zero in every round. Adam has ``adam.momentum``."""
     weight_decay: float = 0.0
+    """The weight decay of the clients' optimiser, as in ``torch.optim``: part of the gradient with ``sgd`` and
+    ``adam``; with ``adamw`` it shrinks the weights by itself."""
     clip: float = 0.0
+    """The maximum norm of the whole gradient of a local step; 0 means no limit."""
     participation: float = 1.0
     """The fraction of clients sampled for a round."""
     client_dropout: float = 0.0
@@ -72,17 +123,29 @@ class Experiment:
     patience: int = 0
     """Stop when the validation accuracy has not improved for this many evaluations; 0 trains all rounds."""
     seed: int = 0
+    """The seed of everything random: partition, initial weights, cohorts, batches and augmentation."""
     engine: str = "auto"
+    """How clients are trained: one after another (``sequential``), all at once in stacked tensors (``stacked``), in
+    parallel in threads or processes (``threaded``, ``processes``), or as simulated nodes of Flower. ``auto`` chooses
+    the fastest of the first four."""
     threads: int = 0
     """Threads of one operation, or workers of the engines ``threaded`` and ``processes``; 0 chooses by the workload."""
     device: str = "auto"
+    """Where the networks are: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the GPU if there is one."""
     precision: str = "auto"
+    """The arithmetic of training; ``auto`` is bf16 on a GPU that supports it, else float32. With ``bf16`` and ``tf32``
+    parameters stay float32."""
     eval_every: int = 1
+    """Rounds from one evaluation to the next; the last round is always evaluated."""
     checkpoint_every: int = 1
+    """Rounds from one checkpoint to the next; the last round is always saved."""
     partition: Partitioning = field(default_factory=Partitioning)
+    skew: FeatureSkew = field(default_factory=FeatureSkew)
     schedule: Schedule = field(default_factory=Schedule)
+    adam: AdamConstants = field(default_factory=AdamConstants)
     augment: Augmentation = field(default_factory=Augmentation)
     gate: Gate = field(default_factory=Gate)
+    attack: Attack = field(default_factory=Attack)
 
     origin: ClassVar[Mapping[str, str] | None] = None
     """The source of each key: a word, a file or a preset; None for an experiment created in Python."""
@@ -99,6 +162,16 @@ class Experiment:
     def algorithm(self) -> Algorithm:
         assert isinstance(self.method, Algorithm)  # noqa: S101 - converted in __post_init__
         return self.method
+
+    @property
+    def table_options(self) -> tables.TableOptions:
+        """How a table is read."""
+        return tables.TableOptions(*(getattr(self, key) for key in tables.TABLE_KEYS))
+
+    @property
+    def length(self) -> Span:
+        """How long a client trains in a round: so many epochs, or so many steps."""
+        return Steps(self.steps) if self.steps else self.epochs
 
     @property
     def method_name(self) -> str:
@@ -122,7 +195,7 @@ class Experiment:
         """Return plain values, nested as in the TOML file."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.algorithm)}
-        for name in ("partition", "schedule", "augment", "gate"):
+        for name in ("partition", "skew", "schedule", "adam", "augment", "gate", "attack"):
             plain[name] = dataclasses.asdict(plain[name])
         return plain
 
@@ -158,9 +231,15 @@ class Experiment:
         return experiment
 
     @classmethod
-    def asked(cls, words: Iterable[str], file: Path | None = None) -> tuple[Experiment, list[settings.Notice]]:
-        """Return the experiment of a file and the words that override it, and the settings that are not used."""
+    def asked(
+        cls, words: Iterable[str], file: Path | None = None, above: Iterable[settings.Layer] = ()
+    ) -> tuple[Experiment, list[settings.Notice]]:
+        """Return the experiment of a file and the words that override it, and the settings that are not used.
+
+        Layers ``above`` the file override it; words override them.
+        """
         layers = [settings.Layer(str(file), settings.flat(read_toml(file)))] if file else []
+        layers += above
         layers.append(settings.Layer(settings.WORD, settings.parse(words)))
         below = [layer for values in layers[::-1] for layer in _preset(values.values)][:1]
         layers = [layer._replace(values=_without_preset(layer.values)) for layer in layers]
@@ -192,7 +271,7 @@ def _warn(notices: Iterable[settings.Notice]) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}", remedy="Give a TOML file, or key=value words") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: bad TOML, bad UTF-8, too many digits
@@ -234,9 +313,8 @@ def _build(cls: type[D], values: Mapping[str, Any], prefix: str) -> D:
             if not prefix and key in methods.known():
                 raise ConfigError(f"unknown key '{key}'", "it is a method", f"Write method={key} method.FIELD=value")
             names = [f"{prefix}{name}" for name in known]
-            raise ConfigError(
-                f"unknown key '{prefix}{key}'", remedy=nearest(prefix + key, names) if names else "There are no keys"
-            )
+            similar = nearest(prefix + key, names) if names else "There are no keys"
+            raise ConfigError(f"unknown key '{prefix}{key}'", remedy=("" if prefix else for_key(key)) or similar)
         given[key] = _convert(value, hints[key], prefix + key)
     return cls(**given)
 
@@ -264,7 +342,7 @@ def _as_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     word = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    return word[value.lower()]
+    return word[_as_str(value).lower()]
 
 
 def _as_int(value: Any) -> int:
@@ -287,6 +365,7 @@ def _as_str(value: Any) -> str:
 
 _TYPES = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
 _TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_TYPE_NAMES["int or float"] = _TYPE_NAMES["float"]
 
 
 def _check(e: Experiment) -> None:
@@ -294,9 +373,14 @@ def _check(e: Experiment) -> None:
         if not holds:
             raise ConfigError(f"{key}={getattr(e, key)}", why, remedy)
 
-    for key in ("clients", "rounds", "epochs", "batch", "eval_every", "checkpoint_every"):
+    need(bool(e.dataset), "dataset", "it is empty", "Use for instance dataset=digits, or the path of a file")
+    for key in ("clients", "rounds", "batch", "eval_every", "checkpoint_every"):
         need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
+    need(e.epochs > 0, "epochs", "it must be more than 0", "Use epochs=1, or for a part of an epoch epochs=0.5")
     need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
+    need(e.steps >= 0, "steps", "it is a number of local steps", "Use 1 or more, or 0 to train epochs")
+    need(e.steps <= 10_000_000, "steps", "a round's batches are drawn in advance", "Use more rounds instead")
+    need(e.optimizer in OPTIMIZERS, "optimizer", "it is not known", nearest(e.optimizer, OPTIMIZERS))
     need(
         0 < e.lr < 1e38, "lr", "the learning rate must be positive and finite, as a float32", "Use for instance lr=0.1"
     )
@@ -321,9 +405,21 @@ def _check(e: Experiment) -> None:
     need(e.seed >= 0, "seed", "it is a whole number from 0", "Use seed=0")
     limit = threads.MAX_THREADS
     need(0 <= e.threads <= limit, "threads", "it is a number of threads", f"Use 0 (automatic), or 1 to {limit}")
+    need(e.window >= 1, "window", "it counts the characters before the one to predict", "Use window=32")
     need(e.image_size >= 0, "image_size", "it is a size in pixels", "Use 0 for no resizing")
     need(e.precision in PRECISIONS, "precision", "it is not known", nearest(e.precision, PRECISIONS))
     check_policy(e.norm)
+    if not e.schedule.warmup < e.rounds:
+        given = f"schedule.warmup={e.schedule.warmup} with rounds={e.rounds}"
+        raise ConfigError(given, "no round would have the full learning rate", f"Use less than {e.rounds} rounds")
+    if e.attack.kind != Attack.kind and e.engine.startswith("flower"):
+        need(
+            e.gate.kind != Gate.kind,
+            "engine",
+            "hostile clients meet a gate there and none elsewhere, so the result would depend on the engine",
+            "Set gate.kind=refuse, gate.kind=clip or gate.kind=off",
+        )
+    _ = e.table_options  # it checks itself
 
 
 KEYS = frozenset(key for key in settings.dotted(Experiment().to_dict()) if not key.startswith(settings.FIELD))

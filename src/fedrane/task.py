@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,8 +17,10 @@ from fedrane.data.augment import Mixed
 from fedrane.data.streams import key
 from fedrane.errors import ConfigError
 from fedrane.kernels import precision
-from fedrane.models.layers import Pass, within
+from fedrane.models.frozen import freeze, matching
+from fedrane.models.layers import KeyedDropout, Pass, within
 from fedrane.models.norms import convert, norm_names
+from fedrane.ops import adam
 from fedrane.ops.sgd import SGD
 from fedrane.tree import Tensors
 
@@ -53,11 +55,12 @@ class Batch(NamedTuple):
 
     def targets(self, classes: int) -> Tensor:
         """The target class probabilities: one-hot, or with mixup a mixture of two."""
-        target = one_hot(self.y, classes).to(self.x.dtype)
+        dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
+        target = one_hot(self.y, classes).to(dtype)
         if self.mixed is None:
             return target
-        other = one_hot(self.mixed.y, classes).to(self.x.dtype)
-        return target + self.mixed.weight.to(self.x.dtype)[:, None] * (other - target)
+        other = one_hot(self.mixed.y, classes).to(dtype)
+        return target + self.mixed.weight.to(dtype)[:, None] * (other - target)
 
 
 class Client(NamedTuple):
@@ -100,7 +103,10 @@ class Task:
     """The number of features the body returns."""
     shape: tuple[int, ...] = ()
     """Of one example."""
-    sgd: SGD = field(default_factory=SGD)
+    vocabulary: int = 0
+    """Inputs are int64, from 0 to ``vocabulary`` − 1; 0 if they are real numbers."""
+    optimizer: adam.Optimizer = field(default_factory=SGD)
+    """What makes a step of a gradient: SGD, Adam or AdamW."""
     norm: str = "shared"
     seed: int = 0
     fresh: bool = True
@@ -112,6 +118,10 @@ class Task:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_dependent: bool = False
     """The method's predictions depend on the rest of their batch."""
+    positive: int = 1
+    """Of two classes, the one that is to be found: AUROC, AUPRC, F1 and sensitivity are of it."""
+    frozen: frozenset[str] = frozenset()
+    """Names of parameters and statistics that are constants of the modules, and in no model."""
 
     @classmethod
     def build(cls, body: nn.Module, head: nn.Module, shape: tuple[int, ...], classes: int, **settings: Any) -> Task:
@@ -120,9 +130,8 @@ class Task:
         parts = {part: convert(module, part, settings.get("norm", "shared")) for part, module in parts.items()}
         task = cls(parts, classes, 0, shape, **settings)
         with torch.no_grad():
-            example = torch.zeros(1, *shape, dtype=task.dtype, device=task.device)
             net = task.evaluating(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
-            features = net.body(example)
+            features = net.body(task.zeros(1))
             width, scores = features.shape[-1], net.head(features)
             if scores.shape != (1, classes):
                 raise ConfigError(
@@ -130,7 +139,7 @@ class Task:
                     f"there must be one score for each of the {classes} classes",
                     "Size the last layer by the number of classes that your function receives",
                 )
-            task._require_pure(torch.zeros(2, *shape, dtype=task.dtype, device=task.device))
+            task._require_pure(task.zeros(2))
         return replace(task, width=width)
 
     def _require_pure(self, x: Tensor) -> None:
@@ -160,15 +169,57 @@ class Task:
                         "Only the running statistics of BatchNorm are supported",
                     )
 
+        self._require_masks_of_examples()
+
+    def _require_masks_of_examples(self) -> None:
+        """Refuse a network in which an example's dropout mask depends on how many examples its batch has: there is more
+        or less padding on another engine."""
+        layers = (layer for module in self.parts.values() for layer in module.modules())
+        if not any(isinstance(layer, KeyedDropout) and layer.p for layer in layers):
+            return
+        x, model, exact = self.zeros(3), self.init(), replace(self, compute=None)
+        x = x if self.vocabulary else torch.linspace(-1, 1, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
+        y, mask = torch.zeros(3, dtype=torch.int64, device=self.device), torch.arange(3, device=self.device) < 2
+
+        def scores(examples: int) -> Tensor:
+            batch = Batch(x[:examples], y[:examples], mask[:examples], y[0])
+            net = exact.training(model, batch)
+            return net.head(net.body(batch.x))[:2]
+
+        two, padded = scores(2), scores(3)
+        if (two - padded).abs().max() > 0.01 * two.abs().max():  # rounding is far less, also in TF32
+            raise ConfigError(
+                "the network's dropout depends on how many examples its batch has",
+                "batches are padded, so its result would depend on the engine",
+                "Give nn.Dropout tensors whose first dimension is the examples' (batch_first=True)",
+            )
+
     def __post_init__(self) -> None:
         for module in self.parts.values():
             module.to(device=self.device, dtype=self.dtype)
+
+    def zeros(self, examples: int) -> Tensor:
+        """Inputs of zeros, of the shape and the dtype of a batch's."""
+        dtype = torch.int64 if self.vocabulary else self.dtype
+        return torch.zeros(examples, *self.shape, dtype=dtype, device=self.device)
 
     def add(self, part: str, module: nn.Module) -> Task:
         """The task with one more branch, or with one replaced. The branch is always initialised from the seed."""
         new = convert(copy.deepcopy(module), part, self.norm)
         self._initialise(part, new)
         return replace(self, parts={**self.parts, part: new})
+
+    def freeze(self, patterns: Iterable[str]) -> Task:
+        """The task in which the parameters and statistics that match are constants with their initial values."""
+        first = self.init()
+        tensors = {**first.params, **first.stats}
+        names = matching(tensors, patterns)
+        # One statistic of a layer says nothing without the other.
+        layers = {name.rpartition(".")[0] for name in names if self.is_stat(name)}
+        names |= {name for name in first.stats if name.rpartition(".")[0] in layers}
+        values = {name: tensors[name] for name in names}
+        parts = {part: freeze(module, part, values) for part, module in self.parts.items()}
+        return replace(self, parts=parts, frozen=self.frozen | names)
 
     def init(self) -> Model:
         """The initial model."""
@@ -197,6 +248,13 @@ class Task:
     def is_stat(name: str) -> bool:
         """Whether a buffer is changed by training; the others are constants."""
         return name.endswith(("running_mean", "running_var"))
+
+    @property
+    def sgd(self) -> SGD:
+        """The optimiser, for a method that is only right with SGD: another one is an error."""
+        adam.require(self.optimizer, ("sgd",), "this method", "it is written for SGD")
+        assert isinstance(self.optimizer, SGD)  # noqa: S101 - as required
+        return self.optimizer
 
     @property
     def depends_on_batch(self) -> bool:

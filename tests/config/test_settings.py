@@ -300,6 +300,12 @@ IDLE = [
     ["schedule.kind=exponential", "schedule.every=1"],
     ["dataset=digits", "image_size=0"],
     ["dataset=x.npz", "image_size=32"],
+    ["dataset=x.csv", "label=y", "image_size=32"],
+    ["dataset=x.npz", "label=y"],
+    ["dataset=digits", "client=10"],
+    ["dataset=some/folder", "drop=id"],
+    ["categories=zip"],
+    ["dataset=wine", "impute=none"],
     ["model=mlp", "model_head=fc"],
     ["model_head=fc"],
     ["model=convnet", "norm=batch"],
@@ -331,6 +337,7 @@ def test_a_word_without_effect_is_an_error(words: list[str]) -> None:
         ["schedule.kind=step", "schedule.factor=0.5", "schedule.every=2"],
         ["schedule.kind=exponential", "schedule.factor=0.5"],
         ["dataset=some/folder", "image_size=32"],
+        ["dataset=x.CSV.gz", "label=y", "client=c", "drop=id", "categories=zip", "impute=median"],
         ["model=net.py:small", "model_head=fc", "norm=group"],
         ["model=resnet18", "norm=batch"],
         ["method=fedrane", "method.contrast=0.1", "method.solver=newton"],
@@ -351,7 +358,7 @@ def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None
     e, notices = effects.settle(Experiment.from_toml(file, ["partition.kind=iid", "schedule.kind=exponential"]))
     assert as_messages(notices) == [
         f"{file}: partition.alpha=0.1 is not used: that needs "
-        "partition.kind=dirichlet or dirichlet-capped or quantity, and partition.kind is iid",
+        "partition.kind=dirichlet or dirichlet-capped or quantity or dirichlet-quantity, and partition.kind is iid",
         f"{file}: schedule.every=3 is not used: that needs schedule.kind=step, and schedule.kind is exponential",
     ], "a default is not worth a line: a run's config.toml has all of them"
     assert (e.partition.alpha, e.schedule.every, e.schedule.factor, e.lr) == (0.5, 1, 0.5, 0.3)
@@ -403,8 +410,38 @@ def test_the_needs_of_methods_name_their_fields() -> None:
 
     for name, entry in METHODS.items():
         for condition, named in entry.cls.needs.items():
-            assert {condition.partition("=")[0], *named} <= entry.fields.keys(), name
-            assert set(condition.partition("=")[2].split("|")) <= {"True", "False", "orthonormal", "ce", "direct"}
+            assert {condition.partition("=")[0], *named} <= entry.fields.keys() | {"optimizer"}, name
+            values = {"True", "False", "orthonormal", "ce", "direct", "sgd"}
+            assert set(condition.partition("=")[2].split("|")) <= values
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "epochs=3 steps=40",
+            r"epochs=3 would .*needs training by epochs \(steps=0\), and steps is 40",
+        ),
+        ("momentum=0.9 optimizer=adam", r"momentum=0\.9 would have .*optimizer=sgd \(Adam has adam\.momentum\), and"),
+        (
+            "adam.decay=0.9",
+            r"adam\.decay=0\.9 would .*needs optimizer=adam or adamw, and optimizer is sgd",
+        ),
+        ("method=apple method.core_lr=8 optimizer=adam", r"core_lr=8\.0 would .*needs optimizer=sgd, and that is adam"),
+    ],
+)
+def test_what_the_optimiser_or_steps_leave_without_effect(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        effects.settle(Experiment.from_words(words.split()))
+    for key in ("momentum=0.9", "optimizer=adam adam.decay=0.9", "steps=40", "method=apple method.core_lr=8"):
+        assert effects.settle(Experiment.from_words(key.split()))[1] == []
+
+
+def test_steps_replace_the_epochs_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("epochs = 2\n")
+    e, notices = effects.settle(Experiment.asked(["steps=40"], tmp_path / "e.toml")[0])
+    assert (e.steps, e.epochs) == (40, Experiment.epochs)
+    assert [(n.key, n.value) for n in notices] == [("epochs", 2)]
 
 
 def test_which_networks_have_batchnorm() -> None:
@@ -413,6 +450,7 @@ def test_which_networks_have_batchnorm() -> None:
     from fedrane import models
 
     for name in models.MODELS:
-        body, _ = models.build(name, (3, 32, 32), 10)
+        words = name in models.SEQUENCES
+        body, _ = models.build(name, (8,), 10, 5) if words else models.build(name, (3, 32, 32), 10)
         has = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in body.modules())
         assert has == (name not in models.WITHOUT_NORM), name

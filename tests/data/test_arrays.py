@@ -63,6 +63,12 @@ def test_a_broken_array_is_one_kind_of_error(tmp_path: Path, content: bytes) -> 
             arrays.headers(path)
 
 
+def test_a_device_is_not_read() -> None:
+    """A partition in a run folder may be a link to one, which never ends."""
+    with pytest.raises(OSError, match="not a plain file"):
+        arrays.headers(Path("/dev/zero"))
+
+
 def test_an_encrypted_file_is_an_error(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.arange(3))

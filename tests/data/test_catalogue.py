@@ -2,14 +2,17 @@
 
 import gzip
 import hashlib
+import json
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import io
 
-from fedrane.data import catalogue, load
+from fedrane.data import catalogue, download, load, medmnist
 from fedrane.data.dataset import hold_out
+from fedrane.data.partition import Partitioning, partition
 from fedrane.errors import DataError
 
 TOP_RIGHT = np.zeros((28, 28), np.uint8)
@@ -20,6 +23,9 @@ TOP_RIGHT[0, 26] = 9
 @pytest.fixture(autouse=True)
 def no_system_packages(monkeypatch):
     monkeypatch.setattr(catalogue, "SYSTEM", {})
+
+
+EMBEDDED = ("digits", "breast-cancer", "wine")
 
 
 def idx_file(path, array):
@@ -81,7 +87,7 @@ def test_a_system_package_serves_where_the_data_root_has_none(tmp_path, monkeypa
     monkeypatch.setattr(catalogue, "SYSTEM", {"fmnist": system})
     write_fmnist(system, labels=(1, 1))
     assert catalogue.load("fmnist", root).y.tolist() == [1, 1]
-    assert catalogue.status(root)[1].where == str(system)
+    assert {entry.name: entry.where for entry in catalogue.status(root)}["fmnist"] == str(system)
     write_fmnist(root / "FashionMNIST" / "raw", labels=(2, 2))
     assert catalogue.load("fmnist", root).y.tolist() == [2, 2]
     (root / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()  # half a dataset does not hide a whole one
@@ -104,21 +110,27 @@ def test_absent_files_are_named_with_the_way_to_get_them(tmp_path):
 def test_status_lists_what_is_ready(tmp_path):
     write_fmnist(tmp_path / "FashionMNIST" / "raw")
     listed = {entry.name: entry for entry in catalogue.status(tmp_path)}
-    assert tuple(listed) == catalogue.NAMES == ("digits", "fmnist", "emnist-letters", "cifar10", "cifar100")
-    assert [name for name, entry in listed.items() if entry.ready] == ["digits", "fmnist"]
+    assert tuple(listed) == catalogue.NAMES == (*EMBEDDED, "zen", *catalogue.KNOWN)
+    assert [name for name, entry in listed.items() if entry.ready] == [*EMBEDDED, "zen", "fmnist"]
     assert listed["digits"].where == "embedded"
     assert listed["cifar100"].where == str(tmp_path / "cifar-100-python")
     assert (listed["cifar100"].classes, listed["cifar100"].shape) == (100, (3, 32, 32))
     assert listed["emnist-letters"].how == "`fedrane data get emnist-letters`"
+    assert listed["pathmnist"].how == "by hand: `fedrane data get pathmnist` explains it"
 
 
-def test_digits_need_no_file_and_hold_out_a_fixed_fifth():
-    data = load("digits", "/nowhere")
-    entry = catalogue.status(Path("/nowhere"))[0]
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_data_need_no_file_and_hold_out_a_fixed_fifth(name):
+    data = load(name, "/nowhere")
+    entry = {entry.name: entry for entry in catalogue.status(Path("/nowhere"))}[name]
     assert (len(data.y), len(data.y_test)) == (entry.train, entry.test)
-    assert data.shape == entry.shape
+    assert (data.shape, len(data.classes)) == (entry.shape, entry.classes)
     counts, held = np.bincount(data.y), np.bincount(data.y_test)
     assert (held == np.rint((counts + held) / 5)).all()
+
+
+def test_digits_are_bytes():
+    data = load("digits")
     assert (data.x.min(), data.x.max()) == (0, 255)
     assert set(np.unique(data.x)) <= {round(level * 255 / 16) for level in range(17)}
     pixels = data.x / 255
@@ -157,3 +169,216 @@ def test_a_mistyped_name_gets_the_nearest_as_a_suggestion(tmp_path):
             attempt("fmist", tmp_path)
     with pytest.raises(DataError, match="image_size"):
         load("digits", image_size=32)
+
+
+# ---- MNIST and its relatives
+
+
+@pytest.mark.parametrize("name", ["mnist", "kmnist"])
+def test_the_relatives_of_mnist_are_read_upright(name, tmp_path):
+    write_fmnist(tmp_path / name.upper() / "raw")
+    data = catalogue.load(name, tmp_path)
+    assert (data.x[1, 0] == TOP_RIGHT).all()
+    assert data.y.tolist() == [9, 0]
+    assert (len(data.classes), data.classes[9]) == (10, {"mnist": "9", "kmnist": "wo"}[name])
+
+
+def test_mean_and_deviation_that_are_not_in_the_catalogue_are_those_of_the_training_examples(tmp_path):
+    write_fmnist(tmp_path / "KMNIST" / "raw")
+    data = catalogue.load("kmnist", tmp_path)
+    pixels = TOP_RIGHT / 255
+    assert data.mean == pytest.approx((pixels.mean(),))
+    assert data.std == pytest.approx((pixels.std(),))
+
+
+def test_emnist_balanced_has_small_letters_where_they_differ(tmp_path):
+    for part in ("train", "test"):
+        stem = tmp_path / "EMNIST" / "raw" / f"emnist-balanced-{part}"
+        idx_file(Path(f"{stem}-images-idx3-ubyte.gz"), [TOP_RIGHT.T] * 4)
+        idx_file(Path(f"{stem}-labels-idx1-ubyte.gz"), [0, 10, 36, 46])
+    data = catalogue.load("emnist-balanced", tmp_path)
+    assert (data.x[3, 0] == TOP_RIGHT).all()
+    assert [data.classes[label] for label in data.y] == ["0", "A", "a", "t"]
+    assert len(data.classes) == 47
+
+
+# ---- SVHN
+
+
+def write_svhn(folder, name, x, y, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    io.savemat(folder / name, {"X": x, "y": y, **more}, do_compression=True)
+
+
+RNG = np.random.default_rng(0)
+HOUSES = RNG.integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+NUMBERS = np.array([[1], [10], [9], [10]], np.uint8)
+
+
+def test_svhn_has_ten_for_zero(tmp_path):
+    write_svhn(tmp_path / "SVHN", "train_32x32.mat", HOUSES, NUMBERS)
+    write_svhn(tmp_path / "SVHN", "test_32x32.mat", HOUSES[..., :2], NUMBERS[:2])
+    data = catalogue.load("svhn", tmp_path)
+    assert data.x.shape == (4, 3, 32, 32)
+    assert data.x.flags.c_contiguous
+    assert data.x[2, 1, 5, 7] == HOUSES[5, 7, 1, 2]
+    assert (data.y.tolist(), data.y_test.tolist()) == ([1, 0, 9, 0], [1, 0])
+    assert len(data.mean) == 3
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "complaint"),
+    [
+        (HOUSES, NUMBERS[:3], "y (3, 1)"),
+        (HOUSES[:, :, :, 0], NUMBERS[:1], "X (32, 32, 3)"),
+        (HOUSES[:16], NUMBERS, "X (16, 32, 3, 4)"),
+        (HOUSES, np.array([[1], [11], [2], [3]], np.uint8), "labels from 1 to 11"),
+        (HOUSES, np.array([[1], [0], [2], [3]], np.uint8), "labels from 0 to 3"),
+        (HOUSES / 255, NUMBERS, "images of float64"),
+    ],
+)
+def test_another_matlab_file_is_one_clear_error(tmp_path, x, y, complaint):
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        write_svhn(tmp_path / "SVHN", name, x, y)
+    with pytest.raises(DataError, match="fedrane data get svhn") as caught:
+        catalogue.load("svhn", tmp_path)
+    assert complaint in caught.value.problem
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB 5.0", b"x" * 500, None])
+def test_a_damaged_matlab_file_is_one_clear_error(tmp_path, content):
+    write_svhn(tmp_path / "SVHN", "train_32x32.mat", HOUSES, NUMBERS)
+    path = tmp_path / "SVHN" / "train_32x32.mat"
+    (tmp_path / "SVHN" / "test_32x32.mat").touch()
+    path.write_bytes(path.read_bytes()[:700] if content is None else content)
+    with pytest.raises(DataError, match=r"train_32x32.mat (cannot be read:|has X).*Delete the file"):
+        catalogue.load("svhn", tmp_path)
+
+
+# ---- MedMNIST
+
+
+def write_medmnist(path, channels, labels, **changes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (len(labels), 28, 28) + ((channels,) if channels > 1 else ())
+    held = {}
+    for part in ("train", "val", "test"):
+        held[f"{part}_images"] = np.random.default_rng(len(part)).integers(0, 256, shape, dtype=np.uint8)
+        held[f"{part}_labels"] = np.array(labels, np.uint8)[:, None]
+    held |= changes
+    np.savez_compressed(path, **{name: array for name, array in held.items() if array is not None})
+    return held
+
+
+@pytest.mark.parametrize("name", medmnist.DATASETS)
+def test_medmnist_is_read_from_its_file(name, tmp_path):
+    facts = medmnist.DATASETS[name]
+    labels = [0, len(facts.classes) - 1, 0]
+    held = write_medmnist(tmp_path / "MedMNIST" / f"{name}.npz", facts.channels, labels)
+    data = catalogue.load(name, tmp_path)
+    assert data.shape == (facts.channels, 28, 28)
+    assert data.y.tolist() == data.y_test.tolist() == labels
+    assert data.classes == facts.classes
+    images = held["train_images"].reshape(3, 28, 28, facts.channels)
+    assert (data.x.transpose(0, 2, 3, 1) == images).all()
+    assert (data.x_test.transpose(0, 2, 3, 1) == held["test_images"].reshape(images.shape)).all()
+    assert data.mean == pytest.approx((images / 255).mean(axis=(0, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"train_labels": None}, "it should have train_images and train_labels"),
+        ({"test_labels": np.zeros((2, 1), np.uint8)}, "test_labels of uint8 (2, 1)"),
+        ({"train_labels": np.zeros((3, 14), np.uint8)}, "each has one label"),
+        ({"train_images": np.zeros((3, 64, 64, 3), np.uint8)}, "train_images of uint8 (3, 64, 64, 3)"),
+        ({"train_images": np.zeros((3, 28, 28), np.uint8)}, "train_images of uint8 (3, 28, 28)"),
+        ({"train_labels": np.array([[0], [9], [1]], np.uint8)}, "labels from 0 to 9"),
+        ({"train_images": np.array([{}, {}, {}])}, "cannot be read"),
+    ],
+)
+def test_another_file_of_medmnist_is_one_clear_error(tmp_path, changes, complaint):
+    path = tmp_path / "MedMNIST" / "pathmnist.npz"
+    write_medmnist(path, 3, [0, 1, 8], **changes)
+    with pytest.raises(DataError, match="get it again: download https://zenodo") as caught:
+        catalogue.load("pathmnist", tmp_path)
+    assert complaint in str(caught.value)
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"pathmnist\.npz cannot be read"):
+        catalogue.load("pathmnist", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pathmnist", "femnist"])
+def test_what_is_got_by_hand_is_never_downloaded(name, tmp_path):
+    folder = tmp_path / catalogue.KNOWN[name].folder
+    for act in (catalogue.load, download.get):
+        with pytest.raises(DataError, match="By hand") as caught:
+            act(name, tmp_path)
+        assert str(folder) in caught.value.remedy
+    assert not folder.exists()
+
+
+# ---- FEMNIST, in the format of LEAF
+
+
+def write_leaf(folder, **users):
+    """One file of several users: their images, and the labels of these."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    sizes = [len(y) for _, y in users.values()]
+    content = {"users": list(users), "num_samples": sizes, "user_data": held}
+    (folder / f"all_data_{'_'.join(users)}.json").write_text(json.dumps(content))
+
+
+def written(*values):
+    """Images as LEAF writes them: 784 fractions, and one of them as the first."""
+    return [[value, *[1.0] * 783] for value in values]
+
+
+def test_femnist_has_a_client_for_each_user(tmp_path):
+    folder = tmp_path / "LEAF" / "femnist"
+    write_leaf(folder / "train", f0002_11=(written(0.0, 0.2), [0, 61]), f0001_41=(written(0.4, 0.6, 0.8), [10, 36, 1]))
+    write_leaf(folder / "train", f0000_14=(written(1.0, 0.2), [5, 5]), empty=([], []))
+    write_leaf(folder / "test", f0002_11=(written(0.0), [3]))
+    data = catalogue.load("femnist", tmp_path)
+    assert data.shape == (1, 28, 28)
+    assert data.client.tolist() == [0, 0, 2, 2, 1, 1, 1]  # in the order of the users' names
+    assert data.x[:, 0, 0, 0].tolist() == [255, 51, 0, 51, 102, 153, 204]
+    assert (data.x[:, 0, 0, 1:] == 255).all()
+    assert [data.classes[label] for label in data.y] == [*"55", "0", "z", "A", "a", "1"]
+    assert (len(data.classes), data.y_test.tolist()) == (62, [3])
+    assert partition(data.y, 62, 0, Partitioning(), 0, data.client).sizes.tolist() == [2, 3, 2]
+
+
+def test_femnist_in_bytes_is_the_same(tmp_path):
+    folder = tmp_path / "LEAF" / "femnist"
+    for part in ("train", "test"):
+        write_leaf(folder / part, a=([[51, *[255] * 783]] * 2, [0, 1]))
+    assert catalogue.load("femnist", tmp_path).x[:, 0, 0, :2].tolist() == [[51, 255]] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "has no user_data"),
+        ('{"user_data": {"a": {"x": [[1]], "y": []}}}', "the data of user 'a' cannot be used"),
+        ('{"user_data": {"a": {"x": [[1], [1, 2]], "y": [0, 0]}}}', "the data of user 'a' cannot be used"),
+        ('{"user_data": {"a": {"x": [[0.5, 1]], "y": [0]}}}', "user 'a' has examples of shape (2,)"),
+        ('{"user_data": {"a": {"x": ["to be"], "y": ["o"]}}}', "the data of user 'a' cannot be used"),
+        (json.dumps({"user_data": {"a": {"x": [[-1.0] * 784], "y": [0]}}}), "user 'a' has examples"),
+        (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": [62]}}}), "user 'a' has labels"),
+        (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": ["a"]}}}), "user 'a' has labels"),
+        (json.dumps({"user_data": {"a": {"x": [[float("nan")] * 784], "y": [1]}}}), "user 'a' has examples"),
+        ('{"user_data": {}}', "has no examples"),
+    ],
+)
+def test_another_json_file_is_one_clear_error(tmp_path, content, complaint):
+    folder = tmp_path / "LEAF" / "femnist"
+    write_leaf(folder / "test", a=(written(1.0), [0]))
+    (folder / "train").mkdir()
+    (folder / "train" / "data.json").write_text(content)
+    with pytest.raises(DataError, match=r"preprocess\.sh") as caught:
+        catalogue.load("femnist", tmp_path)
+    assert complaint in caught.value.problem

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedrane.data import partition as module
-from fedrane.data.partition import KINDS, Partition, Partitioning, load, partition, save, split
+from fedrane.data.partition import CONSECUTIVE, KINDS, Partition, Partitioning, load, partition, save, split
 from fedrane.errors import ConfigError, DataError, FileError
 
-MADE = [kind for kind in KINDS if kind != "natural"]
+MADE = [kind for kind in KINDS if kind not in ("natural", "pathological")]
+"""The kinds that can be drawn for all examples, classes and clients."""
 quick = settings(deadline=None, max_examples=60)
 
 
@@ -35,13 +36,17 @@ def skew(made: Partition, y: NDArray[np.int64], classes: int) -> float:
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
 
+ALPHAS = st.sampled_from([5e-324, 1e-300, 1e-4, 1.7e308]) | st.floats(0.01, 100)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, Partitioning, int]:
     clients, minimum, classes = draw(st.integers(1, 500)), draw(st.integers(2, 6)), draw(st.integers(1, 30))
     examples = clients * minimum + draw(st.integers(0, 1500))
     how = Partitioning(
         kind=draw(st.sampled_from(MADE)),
-        alpha=draw(st.sampled_from([5e-324, 1e-300, 1e-4, 1.7e308]) | st.floats(0.01, 100)),
+        alpha=draw(ALPHAS),
+        size_alpha=draw(ALPHAS),
         shards=draw(st.integers(1, minimum)),
         minimum=minimum,
     )
@@ -65,7 +70,7 @@ def test_each_example_has_one_client_and_every_client_has_enough(
     assert same(made, partition(y, classes, clients, how, seed))
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != CONSECUTIVE])
 def test_another_seed_is_another_partition(kind: str) -> None:
     y = labels(2000, 10)
     made = [partition(y, 10, 20, Partitioning(kind), seed) for seed in (0, 1)]
@@ -171,6 +176,112 @@ def test_more_shards_than_examples_is_an_error() -> None:
         partition(labels(100, 2), 2, 10, Partitioning("shards", shards=20), 0)
 
 
+@st.composite
+def classed(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, int, int]:
+    """The labels, the clients, the classes of each, and a seed, with which all can get that many."""
+    per_class = draw(st.lists(st.just(0) | st.integers(24, 90), min_size=1, max_size=12).filter(any))
+    present = sum(map(bool, per_class))
+    classes = draw(st.integers(1, present))
+    clients = draw(st.integers(-(-present // classes), min(filter(None, per_class)) // 2))
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(per_class)), per_class))
+    return y, clients, classes, draw(st.integers(0, 2**32))
+
+
+def promised(y: NDArray[np.int64], clients: int, classes: int, seed: int) -> NDArray[np.int64]:
+    """The counts of a pathological partition."""
+    how, largest = Partitioning("pathological", classes=classes, minimum=2), int(y.max()) + 1
+    return partition(y, largest, clients, how, seed).counts(y, largest)
+
+
+@quick
+@given(classed())
+def test_pathological_gives_each_client_so_many_classes_and_each_class_equally_to_its_clients(
+    request_: tuple[NDArray[np.int64], int, int, int],
+) -> None:
+    y, _, classes, _ = request_
+    counts = promised(*request_)
+    assert ((counts > 0).sum(axis=1) == classes).all()
+    assert counts.sum(axis=0).tolist() == np.bincount(y).tolist()
+    for held in counts.T[counts.sum(axis=0) > 0]:
+        assert np.ptp(held[held > 0]) <= 1
+
+
+def test_pathological_shares_classes_by_their_size() -> None:
+    y = np.repeat(np.arange(4), [400, 200, 100, 100])
+    counts = promised(y, 8, 1, 0)
+    assert (counts > 0).sum(axis=0).tolist() == [4, 2, 1, 1]
+    assert (counts.sum(axis=1) == 100).all()
+    # Each further place goes where most examples per client are left: 400 / 5, 400 / 6 and 200 / 3.
+    assert (promised(y, 11, 1, 0) > 0).sum(axis=0).tolist() == [6, 3, 1, 1]
+
+
+def test_pathological_clients_have_different_pairs_of_classes() -> None:
+    counts = promised(np.arange(6000) % 10, 40, 2, 0)
+    assert (counts.sum(axis=1) == 150).all()
+    assert len(np.unique(counts > 0, axis=0)) > 20
+    assert not np.array_equal(counts, promised(np.arange(6000) % 10, 40, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "minimum", "message"),
+    [
+        (5, 4, 2, r"partition\.classes=4.*are of 3 classes.*Use partition\.classes=3 or less"),
+        (1, 2, 2, r"1 clients with 2 of 3 classes.*Use clients=2 or more, or partition\.classes=3 or more"),
+        (9, 3, 2, r"class 3 has 4 examples for 9 clients.*fewer clients or a smaller"),
+        (8, 1, 12, r"client \d would have 4 examples of its 1 classes.*partition\.minimum=4 or less, or fewer clients"),
+    ],
+)
+def test_an_impossible_pathological_partition_is_one_clear_error(
+    clients: int, classes: int, minimum: int, message: str
+) -> None:
+    y = np.repeat([0, 1, 3], [60, 40, 4])
+    with pytest.raises(DataError, match=message):
+        partition(y, 5, clients, Partitioning("pathological", classes=classes, minimum=minimum), 0)
+
+
+SKEWED = "dirichlet-quantity"
+
+
+@quick
+@given(st.integers(0, 50), st.integers(2, 40), ALPHAS, ALPHAS, st.integers(2, 10))
+def test_sizes_and_labels_skewed_together_have_the_sizes_of_quantity_alone(
+    seed: int, clients: int, alpha: float, size_alpha: float, minimum: int
+) -> None:
+    y = labels(997, 8)
+    both = partition(y, 9, clients, Partitioning(SKEWED, alpha, size_alpha=size_alpha, minimum=minimum), seed)
+    sizes = partition(y, 9, clients, Partitioning("quantity", size_alpha, minimum=minimum), seed).sizes
+    assert both.sizes.tolist() == sizes.tolist()
+
+
+def test_each_parameter_skews_what_is_its_own() -> None:
+    y = np.arange(20_000) % 10
+    made = {
+        (alpha, size_alpha): partition(y, 10, 20, Partitioning(SKEWED, alpha, size_alpha=size_alpha), 0)
+        for alpha in (0.05, 0.5, 1e9)
+        for size_alpha in (0.2, 1e9)
+    }
+    skews = {key: skew(each, y, 10) for key, each in made.items()}
+    spread = {key: int(np.ptp(each.sizes)) for key, each in made.items()}
+    assert max(spread[alpha, 1e9] for alpha in (0.05, 0.5, 1e9)) <= 1
+    assert min(spread[alpha, 0.2] for alpha in (0.05, 0.5, 1e9)) > 2000
+    for size_alpha in (0.2, 1e9):
+        assert skews[0.05, size_alpha] > 0.7
+        assert skews[0.05, size_alpha] > skews[0.5, size_alpha] + 0.1
+        assert skews[1e9, size_alpha] < 0.2  # the smallest have ten examples: at most two of a class
+    # Without skew each cell is the product of its margins, rounded.
+    even = made[1e9, 1e9].counts(y, 10)
+    assert np.abs(even - 100).max() <= 1
+
+
+def test_the_mixtures_have_the_moments_of_the_distribution() -> None:
+    """With as many examples of each class and client, the mean is 1 / classes, and the spread that of Dir(α)."""
+    y, clients, classes, alpha = np.arange(20_000) % 4, 200, 4, 2.0
+    how = Partitioning(SKEWED, alpha, size_alpha=1e9)
+    shares = partition(y, classes, clients, how, 0).counts(y, classes) / (len(y) / clients)
+    assert shares.mean(axis=0) == pytest.approx(1 / classes)
+    assert shares.var() == pytest.approx((1 / classes) * (1 - 1 / classes) / (classes * alpha + 1), rel=0.1)
+
+
 @quick
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.data())
 def test_examples_are_taken_from_the_largest_one_by_one(heights: list[int], data: st.DataObject) -> None:
@@ -242,7 +353,9 @@ def test_an_invalid_partition_is_rejected(clients: tuple[NDArray[np.int64], ...]
         ({"alpha": -1.0}, r"partition\.alpha=-1\.0"),
         ({"alpha": float("inf")}, r"partition\.alpha=inf"),
         ({"alpha": float("nan")}, r"partition\.alpha=nan"),
+        ({"size_alpha": 0.0}, r"partition\.size_alpha=0\.0"),
         ({"shards": 0}, r"partition\.shards=0"),
+        ({"classes": 0}, r"partition\.classes=0"),
         ({"minimum": 1}, r"partition\.minimum=1\b"),
         ({"test": 0.0}, r"partition\.test=0\.0"),
         ({"test": 1.0}, r"partition\.test=1\.0"),

@@ -131,7 +131,7 @@ def test_given_classes_are_taken_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"y": LABELS.astype(float)}, "y is float64"),
+        ({"y": LABELS.astype(float)}, "of integers or of names. Numbers cannot be predicted (there is no regression)"),
         ({"y": LABELS[:, None]}, "y is int64"),
         ({"y": LABELS[:9]}, "10 inputs but 9 labels"),
         ({"y": np.array(["a", "b"] * 5)}, "numbers and names"),
@@ -338,7 +338,7 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, side, monkeypatch)
 
 def test_images_are_compared_with_the_memory_before_they_are_decoded(tmp_path, monkeypatch):
     decoded = []
-    monkeypatch.setattr(readers, "_pixels", lambda *_: decoded.append(1))
+    monkeypatch.setattr(readers, "pixels_of", lambda *_: decoded.append(1))
     for number in range(6):
         picture(tmp_path / "cat" / f"{number}.png", np.zeros((2000, 2000), np.uint8))
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.png")) < 100_000

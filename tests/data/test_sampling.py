@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrane.data import sampling
+from fedrane.data import sampling, streams
 from fedrane.errors import TooLarge
 
 
@@ -65,3 +65,48 @@ def test_dropouts_have_their_own_stream_and_rate() -> None:
     assert 850 < sum(map(len, lost)) < 1150
     assert sampling.lost(0, 3, everybody, 0.0) == []
     assert set(sampling.lost(0, 3, everybody[:25], 0.2)) == {k for k in lost[3] if k < 25}, "whoever else takes part"
+
+
+@given(st.integers(0, 60), st.integers(1, 16), st.integers(1, 4))
+def test_so_many_steps_are_so_many_epochs(size: int, batch: int, epochs: int) -> None:
+    """N = E · ⌈n/b⌉ steps: the same examples, in the same order, with the same noise."""
+    whole = sampling.batches(3, 5, {1: size}, batch, epochs)[1]
+    steps = sampling.Steps(max(1, epochs * -(-size // batch)))
+    for one, other in zip(whole, sampling.batches(3, 5, {1: size}, batch, steps)[1], strict=True):
+        assert one.tobytes() == other.tobytes()
+        assert one.shape == other.shape
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.integers(1, 30))
+def test_steps_go_on_through_shuffled_passes_and_end_within_one(size: int, batch: int, count: int) -> None:
+    made = sampling.batches(3, 5, {1: size}, batch, sampling.Steps(count))[1]
+    longer = sampling.batches(3, 5, {1: size}, batch, 30)[1]
+    assert len(made.examples) == count
+    for one, other in zip(made, longer, strict=True):
+        assert np.array_equal(one, other[:count])
+    passes = [streams.permutation(size, 3, "batches", 5, 1, number) for number in range(count)]
+    drawn = made.examples[made.mask]
+    assert np.array_equal(drawn, np.concatenate(passes)[: len(drawn)])
+    assert sampling.examples_trained(size, batch, sampling.Steps(count)) == len(drawn)
+
+
+@given(st.integers(0, 60), st.integers(1, 16), st.floats(0.01, 3))
+def test_a_part_of_an_epoch_is_that_part_of_its_batches(size: int, batch: int, epochs: float) -> None:
+    steps = -(-size // batch)
+    made = sampling.batches(3, 5, {1: size}, batch, epochs)[1]
+    assert len(made.examples) == sampling.local_steps(size, batch, epochs)
+    assert epochs * steps - 1e-6 <= len(made.examples) < epochs * steps + 1
+    assert sampling.examples_trained(size, batch, epochs) == made.mask.sum()
+
+
+def test_rounding_adds_no_step() -> None:
+    """0.14 · 50 and 2.2 · 25 are a little more than 7 and 55."""
+    assert sampling.local_steps(50, 1, 0.14) == 7
+    assert sampling.local_steps(50, 2, 2.2) == 55
+    assert sampling.local_steps(100, 10, 0.01) == 1
+    assert sampling.local_steps(0, 10, sampling.Steps(5)) == 0
+
+
+def test_more_steps_than_fit_in_memory_are_not_drawn() -> None:
+    with pytest.raises(TooLarge, match=r"round 1 \(steps=\d+\) needs about .* Use fewer steps"):
+        sampling.batches(0, 1, {0: 100}, 10, sampling.Steps(10**9))

@@ -125,7 +125,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     return results
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     entry = METHODS[name]
     conformance.trained(entry.cls(**entry.preset), engine="threaded", client_dropout=0.2, momentum=0.5)
@@ -133,7 +133,7 @@ def test_every_method_can_be_recorded(name: str, workers: list[Worker]) -> None:
     assert all(worker.records and worker.client.static.recordings[0].calls for worker in workers)
 
 
-def test_what_cannot_be_recorded_is_done_anew(workers: list[Worker]) -> None:
+def test_what_cannot_be_recorded_is_computed_each_time(workers: list[Worker]) -> None:
     class Asks(fedrane.Algorithm):
         def objective(self, task: Any, ctx: Any, model: Any, batch: Any) -> Any:
             loss, outcome = super().objective(task, ctx, model, batch)
@@ -214,7 +214,7 @@ class ThroughSteps(fedrane.Algorithm):
 
 
 @BOTH
-def test_a_slope_through_all_steps(engine: str) -> None:
+def test_a_gradient_through_all_steps(engine: str) -> None:
     one, other = (conformance.trained(ThroughSteps(), engine=each).history for each in ("sequential", engine))
     gradients, others = one[-1]["clients/gradient"], other[-1]["clients/gradient"]
     assert min(abs(gradient) for gradient in gradients) > 1e-3

@@ -19,11 +19,18 @@ from fedrane.engines import make, replay
 from fedrane.engines.operators import REPLAYABLE
 from fedrane.engines.replay import Recording
 from fedrane.methods import METHODS
-from fedrane.models import MODELS
+from fedrane.models import MODELS, SEQUENCES
 from fedrane.testing import conformance
+from problems import EVERY_METHOD
 
 ENGINES = ["stacked", "threaded"]
 SMALL_MODELS = ["mlp", "convnet"]
+
+
+def numbers(vocabulary: int = 5) -> Dataset:
+    draws = np.random.Generator(np.random.Philox(3))
+    x, y = draws.integers(0, vocabulary, (28, 4)), np.arange(28) % 2
+    return Dataset("numbers", x[:24], y[:24], x[24:], y[24:], ("a", "b"), (), (), vocabulary=vocabulary)
 
 
 def images() -> Dataset:
@@ -49,7 +56,8 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def trained(method: Any, model: str, engine: str, **changes: Any) -> fedrane.Result:
     settings: dict[str, Any] = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 4, "lr": 0.01, "threads": 1}
     settings |= {"device": "cpu", "precision": "float32", "partition": {"alpha": 100.0}} | changes
-    return fedrane.run(Experiment(method=method, model=model, engine=engine, **settings), dataset=images())
+    dataset = numbers() if model in SEQUENCES else images()
+    return fedrane.run(Experiment(method=method, model=model, engine=engine, **settings), dataset=dataset)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -57,7 +65,7 @@ def trained(method: Any, model: str, engine: str, **changes: Any) -> fedrane.Res
     "model",
     [*SMALL_MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in SMALL_MODELS)],
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: str, refused: list[str]) -> None:
     entry = METHODS[name]
     trained(entry.cls(**entry.preset), model, engine)
@@ -76,6 +84,7 @@ def test_every_method_on_every_model_is_replayed(name: str, model: str, engine: 
         ("convnet", {"precision": "bf16"}),
         ("mlp", {"momentum": 0.9, "weight_decay": 0.01, "clip": 1.0, "precision": "float64"}),
         ("convnet", {"augment": {"crop": 2, "flip": True}}),
+        ("lstm", {"precision": "float64"}),
         ("mlp", {"participation": 0.5, "client_dropout": 0.3, "rounds": 2}),
     ],
     ids=str,
@@ -127,6 +136,7 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "shapes": lambda x: torch.cat([*x.split(2), x.flip(0), x.roll(1, 1), torch.stack([x, x]).flatten(0, 1)]),
     "tiled": lambda x: x.repeat(2, 1) + x.repeat_interleave(2, 0) + x.tile(2, 1) + x.unfold(0, 2, 1).sum() * 0,
     "slices": lambda x: x[1:, ::2] + x[:3, 1::2],
+    "ranges": lambda x: x * torch.arange(0, 8, 2) + torch.arange(1, 5),
     "triangles": lambda x: x.tril() + x.triu(1) + x.diagonal().sum() + torch.diag_embed(x[0]),
     "gathered": lambda x: x.gather(1, Y[:, None]) + x[Y] + x.index_select(0, Y) + F.embedding(Y, x),
     "scattered": lambda x: torch.zeros(4, 4).scatter_add(0, Y.expand(4, 4), x) + torch.zeros(4, 4).index_add(0, Y, x),

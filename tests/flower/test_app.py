@@ -8,7 +8,6 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,66 +34,12 @@ from fedrane.methods import METHODS
 from fedrane.methods.fedprox import FedProx
 from fedrane.report import measures
 from fedrane.report.runs import gather
-from fedrane.training import user_code
-from flower_grids import LoopGrid, as_over_flower, trained
+from fedrane.system import named_code
+from fedrane.training.run_folder import Folder
+from flower_apps import CLIENTS, Federation, same_as_local
+from flower_grids import LoopGrid, trained
 from harness import USER_METHODS, metrics
 from problems import ALWAYS_TESTED, slow_except
-
-CLIENTS = 4
-
-
-class Federation:
-    """An app in a folder, its clients' data and folders, and a grid to its nodes."""
-
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        settings = {"dataset": "digits", "model": "mlp", "clients": CLIENTS, "rounds": 4, "epochs": 1, "batch": 64}
-        settings |= {"participation": 0.5, "partition.alpha": 0.3, "device": "cpu"} | changes
-        words = [f"{key}={value}" for key, value in settings.items()]
-        done = CliRunner().invoke(command, ["flower", "new", str(folder / "app"), *words])
-        assert done.exit_code == 0, done.output
-        done = CliRunner().invoke(command, ["flower", "deal", str(folder / "app"), str(folder / "data")])
-        assert done.exit_code == 0, done.output
-        self.folder, self.app = folder, AppConfig.read(folder / "app" / "app_app")
-        self.grid: LoopGrid | None = None
-
-    def serve(self, nodes: int = CLIENTS, out: str = "run", **more: Any) -> Path:
-        """A run, or the rest of one."""
-        self.grid = self.connect(nodes, **{key: more.pop(key) for key in ("up", "down") if key in more})
-        settings = {"out": str(self.folder / out), "timeout": 0.5, "retries": 0, "wait": 0.1, "test_data": "digits"}
-        serve(self.app, ServerSettings(**(settings | more)), self.grid)
-        return self.folder / out
-
-    def connect(self, nodes: int, **tampering: Any) -> LoopGrid:
-        configs = {k: self.config(k) for k in range(nodes)}
-        return LoopGrid(client(self.folder / "app" / "app_app"), range(nodes), configs=configs, **tampering)
-
-    def config(self, k: int) -> dict[str, Any]:
-        paths = {"data": str(self.folder / "data" / f"client-{k}.npz"), "folder": str(self.folder / "clients" / str(k))}
-        return {"partition-id": k, "class-counts": True, **paths}
-
-    def personal(self, k: int) -> dict[str, Any]:
-        return models(self.folder / "clients" / str(k))
-
-    @cached_property
-    def local(self) -> fedrane.Result:
-        return fedrane.run(self.app.experiment.replace(engine="sequential"))
-
-
-def same_as_local(federation: Federation, out: Path) -> None:
-    """The server's state, every measure, and the models that each client keeps."""
-    local, remote = federation.local, fedrane.load(out)
-    same_bytes(remote.server, local.server)
-    for a, b in zip(metrics(out), as_over_flower(local), strict=True):
-        for key in b:
-            if key.endswith("/loss"):  # summed client by client, not over all examples at once
-                assert a[key] == pytest.approx(b[key], rel=1e-12)
-            else:
-                assert a[key] == b[key], key
-    for k in local.client_states:  # one that was never sampled has trained for itself at the end
-        held = federation.personal(k)
-        for which in local.algorithm.models_on(local.task):
-            expected = local.model if which == "global" else local.personal(k)
-            same_bytes(dict(held[which].state_dict()), dict(expected.state_dict()))
 
 
 @pytest.mark.parametrize("method", slow_except(ALWAYS_TESTED, METHODS))
@@ -156,6 +101,40 @@ def test_a_client_counts_its_classes_only_if_it_wants_to(tmp_path: Path, monkeyp
     record = metrics(federation.serve())[-1]
     assert "personal/accuracy" in record
     assert "personal/recall" not in record
+
+
+TWO_CLASSES = ("auroc", "auprc", "f1", "sensitivity_at_specificity_95")
+
+
+def two_classes(tmp_path: Path, **more: Any) -> Federation:
+    settings = {"dataset": "breast-cancer", "positive": "malignant", "method": "fedrod", "rounds": 1, "lr": 0.02}
+    return Federation(tmp_path, **settings, **{"participation": 1.0, "partition.alpha": 1.0} | more)
+
+
+def test_measures_of_two_classes_are_those_of_a_local_run(tmp_path: Path) -> None:
+    federation = two_classes(tmp_path)
+    out = federation.serve(test_data="breast-cancer")
+    same_as_local(federation, out)
+    wanted = {f"{prefix}{name}" for prefix in ("global/", "global/local_", "personal/") for name in TWO_CLASSES}
+    assert wanted <= metrics(out)[-1].keys()
+    assert 0 < metrics(out)[-1]["personal/clients_with_both_classes"] <= CLIENTS
+
+
+def test_a_client_that_keeps_its_class_counts_sends_no_auroc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the AUROC of a few examples its class counts can be worked out."""
+    federation, open_config = two_classes(tmp_path), Federation.config
+    local = federation.local.federation
+    shy = next(k for k, r in enumerate(local.split.test) if len(local.train.y[r].unique()) == 2)
+    monkeypatch.setattr(federation, "config", lambda k: open_config(federation, k) | {"class-counts": k != shy})
+    record = metrics(federation.serve(test_data="breast-cancer"))[-1]
+    assert federation.grid is not None
+    sent = [r for m in federation.grid.seen if (r := m.content.metric_records.get("personal.test"))]
+    assert [r for r in sent if "auroc" in r and "class_examples" in r], "others send it"
+    assert not [r for r in sent if "auroc" in r and "class_examples" not in r]
+    assert len([r for r in sent if "class_examples" not in r]) == 1
+    assert {f"global/{name}" for name in TWO_CLASSES} <= record.keys(), "of the server's own test examples"
+    assert "personal/accuracy" in record
+    assert not [key for key in record if key.startswith(("personal/", "global/local_")) and key.endswith(TWO_CLASSES)]
 
 
 COUNTS = {
@@ -370,12 +349,12 @@ def test_code_that_a_clients_folder_names_is_run_if_it_is_known(
     federation.serve()
     folder, examples = str(tmp_path / "clients" / "1"), str(tmp_path / "data" / "client-1.npz")
     ask = ["flower", "predict", folder, examples]
-    monkeypatch.setattr(user_code, "_named", set())
+    monkeypatch.setattr(named_code, "_named", set())
     known = CliRunner().invoke(command, ask)
     assert known.exit_code == 0, known.output
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
     file.write_text(USER_METHODS.read_text() + f"\nopen({str(tmp_path / 'made')!r}, 'w').close()\n")
-    monkeypatch.setattr(user_code, "_named", set())
+    monkeypatch.setattr(named_code, "_named", set())
     refused = CliRunner().invoke(command, ask)
     assert isinstance(refused.exception, ConfigError)
     assert "names code: method=" in str(refused.exception)
@@ -527,7 +506,7 @@ def test_an_app_of_words_in_any_order(tmp_path: Path) -> None:
     np.savez(tmp_path / "owned.npz", x=x, y=y, client=np.arange(12) % 3)
     owned = f"dataset={tmp_path / 'owned.npz'}"
     refused = [["partition.shards=2"], ["method.nonsense=5"], [owned, "partition.alpha=0.5"], [owned, "clients=7"]]
-    refused += [["engine=stacked"], ["augment.crop=8"], [owned, "augment.flip=true"]]
+    refused += [["engine=stacked"], ["skew.noise=0.1"], ["augment.crop=8"], [owned, "augment.flip=true"]]
     for words in refused:
         result = CliRunner().invoke(command, ["flower", "new", str(tmp_path / "other"), *words])
         assert isinstance(result.exception, ConfigError | DataError), words
@@ -565,9 +544,9 @@ def test_a_report_on_a_federation(tmp_path: Path) -> None:
     assert {"accuracy.png", "clients.png", "partition.png"} <= {path.name for path in (tmp_path / "figures").iterdir()}
     (shown,) = measures.clients(lines, "personal")
     assert shown.clients.tolist() == [0, 1, 2, 3]
-    records = metrics(out)
-    records[-1] |= {"unevaluated": [1], "personal/clients": [0.5, 0.6, 0.7]}
-    (out / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = Folder(out)
+    last = folder.read_metrics()[-1] | {"round": 3, "unevaluated": [1], "personal/clients": [0.5, 0.6, 0.7]}
+    folder.append_metrics(last)
     (shown,) = measures.clients(gather([out])[0], "personal")
     assert shown.clients.tolist() == [0, 2, 3], "a client that did not reply does not shift the others"
     report.write([out], tmp_path / "page.html", samples=0)

@@ -154,7 +154,19 @@ def test_digests_of_other_types_and_shapes_differ() -> None:
     assert digest(GOOD["w"].T.contiguous().T) == digest(GOOD["w"])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"leaves": {"a": ["float32", ["x"]]}, "empty": [], "constant": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"leaves": {"a": ["float32", ["x"]]}, "empty": [], "constant": {}}',
+        '{"leaves": {"a": ["float32", [Infinity]]}, "empty": [], "constant": {}}',
+        '{"leaves": [], "empty": [], "constant": {}}',
+        '{"leaves": {}, "empty": [], "constant": []}',
+        "[" * 100_000,
+    ],
+)
 def test_a_broken_layout_is_refused(text: str) -> None:
     with pytest.raises(MessageError):
         Layout.from_text(text)

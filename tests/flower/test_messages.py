@@ -20,9 +20,10 @@ from fedrane.errors import DataError
 from fedrane.flower import messages, simulation
 from fedrane.flower.codec import MessageError
 from fedrane.flower.engine import TooFewRepliesError
+from fedrane.flower.messages import ClientRequest
 from fedrane.methods import METHODS
 from fedrane.methods.apple import APPLE
-from flower_grids import looped, small, trained
+from flower_grids import as_over_flower, looped, small, trained
 from problems import EVERY_METHOD
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -240,6 +241,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "another round": lambda c: c.config_records["reply"].__setitem__("round", 99),
     "no examples": lambda c: c.config_records["reply"].pop("num_examples"),
     "an infinite loss": lambda c: c.metric_records["metrics"].__setitem__("loss", float("inf")),
+    "a loss that overflows a sum": lambda c: c.metric_records["metrics"].__setitem__("loss", 1e308),
     "no metrics": lambda c: c.pop("metrics"),
     "a header that is not closed": lambda c: _replace(c, _headed(_first(c), b"(" * 70)),
     "junk beside it": lambda c: c.__setitem__("junk", ConfigRecord({"more": b"x" * 1000})),
@@ -332,8 +334,48 @@ BY_CLASS = {"class_examples": [2, 3, 0], "class_hits": [1, 2, 0]}
 
 
 def test_counts_that_can_be_true_are_read() -> None:
-    assert messages.read_tally(MetricRecord(COUNTED | BY_CLASS), 3) == (5, 3, 2.5, 1, 0, (2, 3, 0), (1, 2, 0))
-    assert messages.read_tally(MetricRecord(COUNTED), 3) == (5, 3, 2.5, 1, 0, (), ())
+    assert messages.read_tally(MetricRecord(COUNTED | BY_CLASS), 3, 5) == (5, 3, 2.5, 1, 0, (2, 3, 0), (1, 2, 0), None)
+    assert messages.read_tally(MetricRecord(COUNTED), 3, 5) == (5, 3, 2.5, 1, 0, (), (), None)
+    assert messages.read_tally(None, 3, 0) is None
+
+
+TWO_CLASSES = {"class_examples": [2, 3], "class_hits": [1, 2]}
+RANKED = {"auroc": 0.75, "auprc": 0.5, "sensitivity_at_specificity_95": 0.0}
+
+
+def test_measures_of_two_classes_that_can_be_true_are_read() -> None:
+    """Of a client that has both classes and reports how many examples of each."""
+    tally = messages.read_tally(MetricRecord(COUNTED | TWO_CLASSES | RANKED), 2, 5)
+    assert tally is not None
+    assert tally.ranking == (0.75, 0.5, 0.0)
+    assert messages.tally_record(tally, by_class=True) == MetricRecord(COUNTED | TWO_CLASSES | RANKED)
+    assert messages.tally_record(tally, by_class=False) == MetricRecord(COUNTED)
+    alone = {"class_examples": [0, 5], "class_hits": [0, 3]}
+    assert messages.read_tally(MetricRecord(COUNTED | alone), 2, 5) == (5, 3, 2.5, 1, 0, (0, 5), (0, 3), None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TWO_CLASSES,
+        RANKED,
+        TWO_CLASSES | RANKED | {"auroc": 1.5},
+        TWO_CLASSES | RANKED | {"auprc": float("nan")},
+        TWO_CLASSES | RANKED | {"auprc": [0.5]},
+        TWO_CLASSES | {name: value for name, value in RANKED.items() if name != "auroc"},
+        {"class_examples": [0, 5], "class_hits": [0, 3]} | RANKED,
+    ],
+    ids=str,
+)
+def test_measures_of_two_classes_that_cannot_be_true_are_refused(content: dict[str, Any]) -> None:
+    """Missing, given without the counts by class, out of range, and of a client that has one class only."""
+    with pytest.raises(MessageError, match="measures of two classes"):
+        messages.read_tally(MetricRecord(COUNTED | content), 2, 5)
+
+
+def test_of_three_classes_there_are_no_measures_of_two() -> None:
+    with pytest.raises(MessageError, match="here none"):
+        messages.read_tally(MetricRecord(COUNTED | BY_CLASS | RANKED), 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +391,8 @@ def test_counts_that_can_be_true_are_read() -> None:
         {"loss": [1.0]},
         {"few": 6},
         {"few_hits": 2},
+        {"few": 5, "few_hits": 4},
+        {"few": 3},
         {"class_hits": [1, 2]},
         {"class_hits": [1, 2, 0, 0]},
         {"class_hits": [3, 0, 0]},
@@ -360,12 +404,25 @@ def test_counts_that_can_be_true_are_read() -> None:
         {"class_examples": [6, -1, 0]},
         {"class_examples": [2, 2, 0]},
         {"class_examples": [5], "class_hits": [3]},
+        {"junk": 1.0},
     ],
     ids=str,
 )
 def test_counts_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
-        messages.read_tally(MetricRecord(COUNTED | BY_CLASS | change), 3)
+        messages.read_tally(MetricRecord(COUNTED | BY_CLASS | change), 3, 5)
+
+
+@pytest.mark.parametrize("declared", [0, 4, 6])
+def test_other_counts_than_were_declared_are_refused(declared: int) -> None:
+    """A client that tests with a thousand times its examples would outvote the others."""
+    with pytest.raises(MessageError, match="counts of 5 examples: by what it reported when it joined"):
+        messages.read_tally(MetricRecord(COUNTED), 3, declared)
+
+
+def test_counts_that_are_missing_are_refused_if_there_are_examples() -> None:
+    with pytest.raises(MessageError, match="no counts"):
+        messages.read_tally(None, 3, 5)
 
 
 HOSTILE = "\x1b[31mred\n\x00\u202eabc" + "x" * 100_000
@@ -410,7 +467,7 @@ def test_a_client_s_error_leaves_it_as_a_code_without_data(error: Exception) -> 
     assert str(error) in told
 
 
-def test_what_a_client_says_of_a_message_is_told() -> None:
+def test_a_clients_message_about_a_request_is_reported() -> None:
     record = messages.refusal_record(MessageError("a message for client 2", "this is client 1"), detailed=False)
     assert "this is client 1" in str(record.config_records["refused"]["why"])
 
@@ -443,6 +500,14 @@ def test_an_index_that_no_client_has_does_not_end_apple(tmp_path: Path) -> None:
     with looped(tmp_path, up=lambda reply: poison(reply, wish) if second(reply) else reply):
         result = fedrane.run(experiment)
     assert [record["cohort"] for record in result.history] == [[0, 1, 2, 3, 4, 5]] * 3
+
+
+def test_an_identity_with_more_in_it_is_refused() -> None:
+    record = messages.identity_record(3, 5)
+    assert messages.read_identity(1000, record) == (3, 5)
+    record.config_records["identity"]["junk"] = b"x" * 1000
+    with pytest.raises(MessageError, match="1 entries that were not asked for"):
+        messages.read_identity(1000, record)
 
 
 @pytest.mark.parametrize("fields", [(-1, 5), (0, -5), (0, 0), (0, 10**15), ("0", 5), (True, 5)])
@@ -490,7 +555,7 @@ def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
         loop.grid.join(client=0, node=5)
         result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0), callbacks=[listener])
     assert len(result.history[0]["cohort"]) == 6
-    assert any("left out" in text and "client 0" in text for text in listener.messages)
+    assert any("not accepted" in text and "client 0" in text for text in listener.messages)
 
 
 def test_a_client_that_lost_its_folder_is_left_out(tmp_path: Path) -> None:
@@ -541,7 +606,7 @@ def test_a_message_for_another_client_is_refused_by_it(tmp_path: Path) -> None:
     assert "this is client 1" in result.history[0]["refused"]["1"]
 
 
-@pytest.mark.parametrize("change", ["network", "version", "type"])
+@pytest.mark.parametrize("change", ["network", "version", "type", "arrays"])
 def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: Path) -> None:
     def down(message: Message) -> Message:
         request, content = message.content.config_records.get("request"), message.content
@@ -549,6 +614,8 @@ def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: P
             request["more"] = 1
         elif request and request["client"] == 1 and change == "type":
             request["epochs"] = "five"
+        elif request and request["client"] == 1 and change == "arrays":
+            del content["down"]
         elif request and request["client"] == 1:
             request["layout"] = str(request["layout"]).replace("[10, 64]", "[10, 63]").replace("[10]", "[11]")
             content["down"] = ArrayRecord({k: Array(np.zeros((11,), np.float32)) for k in content["down"]})
@@ -557,6 +624,7 @@ def test_a_client_refuses_a_message_that_it_cannot_mean(change: str, tmp_path: P
     with looped(tmp_path, down=down):
         result = fedrane.run(small(method="fedavg", engine="flower", rounds=1, participation=1.0))
     assert result.history[0]["lost"] == [1]
+    assert "Error" not in result.history[0]["refused"]["1"], "foreseen"
 
 
 def test_no_reply_at_all_stops_the_run(tmp_path: Path) -> None:
@@ -568,3 +636,29 @@ def _refusing(reply: Message) -> Message:
     if "reply" in reply.content.config_records:
         reply.content = type(reply.content)({"refused": ConfigRecord({"why": "no"})})
     return reply
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epochs": 5, "steps": 4, "optimizer": "adam", "lr": 0.01}, {"epochs": 0.6}],
+    ids=["steps", "part"],
+)
+def test_nodes_train_for_so_many_steps_or_a_part_of_an_epoch(changes: dict[str, Any], tmp_path: Path) -> None:
+    """To the bits of a local run, by the optimiser of the experiment."""
+    experiment = small(rounds=2, **changes)
+    local = fedrane.run(experiment)
+    with looped(tmp_path):
+        remote = fedrane.run(experiment.replace(engine="flower"))
+    same_bytes(local.server, remote.server)
+    assert as_over_flower(local) == untimed(remote.history)
+
+
+@pytest.mark.parametrize("bad", [{"epochs": -1.0}, {"epochs": float("nan")}, {"steps": -1}], ids=str)
+def test_a_client_does_not_train_for_less_than_nothing(bad: dict[str, Any], tmp_path: Path) -> None:
+    with looped(tmp_path) as loop:
+        fedrane.run(small(rounds=1, engine="flower"))
+    (first, *_) = trained(loop.grid.seen)
+    record = first.content.config_records["request"]
+    record.update(bad)
+    with pytest.raises(MessageError, match="a client trains neither of them"):
+        ClientRequest.read(first.content)

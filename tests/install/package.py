@@ -1,8 +1,8 @@
-"""Builds the sdist and the wheel, and tries what is in them in a new environment, away from the repository.
+"""Tries the sdist and the wheel in dist/ in a new environment, away from the repository.
 
-    python tests/install/package.py
+    make package
 
-The wheel is built from the sdist, so that one holds what the other needs. First without extras, where commands that
+The wheel was built from the sdist, so that one holds what the other needs. First without extras, where commands that
 need one must say so; then with them; last with the lowest versions that pyproject.toml allows, but for torch, of
 which a second one would be gigabytes.
 """
@@ -86,7 +86,9 @@ def with_report(trial: Trial, out: str) -> None:
     trial("fedrane", "run", *TINY, "--tensorboard", "--out", f"{out}/board")
     trial("fedrane", "compare", "--methods", "fedavg,fedrane", *TINY, "--out", f"{out}/all")
     trial("fedrane", "report", f"{out}/all", "-o", f"{out}/page.html", "--figures", f"{out}/figures")
-    trial.wrote(*(f"{out}/{path}" for path in ("board/tensorboard/events*", "all/table.md", "all/report.html")))
+    trial.wrote(
+        *(f"{out}/{path}" for path in ("board/tensorboard/events*", "all/table.md", "all/table.tex", "all/report.html"))
+    )
     trial.wrote(f"{out}/page.html", f"{out}/figures/*.svg")
 
 
@@ -114,8 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         trial = Trial(folder)
-        trial(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
-        (sdist,), (wheel,) = (list((folder / "dist").glob(pattern)) for pattern in ("*.tar.gz", "*.whl"))
+        (sdist,), (wheel,) = (list((ROOT / "dist").glob(pattern)) for pattern in ("*.tar.gz", "*.whl"))
         trial.install("-c", CONSTRAINTS, wheel)
         without_extras(trial, wheel.name.split("-")[1])
         trial.install("-c", CONSTRAINTS, f"fedrane[{','.join(EXTRAS)}]")  # as the refusals say

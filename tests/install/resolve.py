@@ -28,7 +28,7 @@ MACOS = "14.0"
 """The oldest one for which there is a torch."""
 CUDA = ("nvidia-", "cuda-")
 """What torch takes from a GPU's vendor: torch itself says in which versions."""
-ALL = ("dev", "report", "flower")
+ALL = ("dev", "report", "flower", "docs")
 
 Versions = Mapping[str, str]
 
@@ -60,7 +60,7 @@ def jobs() -> Iterator[Job]:
         for platform in PLATFORMS:
             yield Job("constraints.txt", python, ALL, ("--constraint", str(CONSTRAINTS)), platform, pinned=True)
         yield Job("newest versions", python, ALL)
-        for extras in ((), ("report",), ("flower",), ("dev",)):
+        for extras in ((), ("report",), ("flower",), ("dev",), ("docs",)):
             yield lowest(python, extras)
 
 

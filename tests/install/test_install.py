@@ -80,6 +80,13 @@ def test_the_wheel_holds_the_package(unpacked: Path, tmp_path: Path) -> None:
     assert len(licences) == 1
 
 
+def test_every_file_names_the_same_version() -> None:
+    version = tomllib.loads("[it]\n" + (ROOT / "src/fedrane/_version.py").read_text())["it"]["__version__"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert changelog.startswith(f"[{version}]")  # from which a release takes its notes
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 # ---- what is installed
 
 
@@ -139,14 +146,14 @@ def test_a_resolution_is_independent_of_this_machine(tmp_path: Path, monkeypatch
         assert word in words
 
 
-def test_what_uv_cannot_resolve_is_told(tmp_path: Path) -> None:
+def test_what_uv_cannot_resolve_is_reported(tmp_path: Path) -> None:
     done = {JOB: resolve.resolve(JOB, uv(tmp_path, "echo no solution: torch wants triton==3.7.1 >&2; exit 1"))}
     assert list(resolve.problems(done, {})) == [
         "constraints.txt, [report], Python 3.12, x86_64-manylinux_2_28: no solution: torch wants triton==3.7.1"
     ]
 
 
-def test_what_is_not_pinned_and_what_is_pinned_in_vain_is_told() -> None:
+def test_what_is_not_pinned_and_what_is_pinned_in_vain_is_reported() -> None:
     done = {
         JOB: Resolved({"a": "1", "b": "2", "nvidia-cublas": "13"}),
         JOB._replace(pinned=False): Resolved({"d": "4"}),

@@ -30,11 +30,16 @@ def last(method: str) -> Metrics:
     return fedrane.run(experiment).history[-1]
 
 
+LEAST = {"krum": 0.75, "q-ffl": 0.75}
+"""Krum keeps one client's model in a round, which has seen some of the classes only; multi-Krum has to reach 0.90. The
+steps of q-FFL with q = 1 are short after local training of many steps (docs/methods/q-ffl.md)."""
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", slow_except(("fedavg", "ditto"), METHODS))
 def test_it_learns_digits(name: str) -> None:
     record, available = last(name), METHODS[name].cls.models
     if GLOBAL in available:
-        assert record["global/accuracy"] >= 0.90
+        assert record["global/accuracy"] >= LEAST.get(name, 0.90)
     if PERSONAL in available:
         assert record["personal/accuracy"] >= last("local")["personal/accuracy"]

@@ -14,13 +14,20 @@ import pytest
 
 from asserts import same_bytes
 from fedrane import Algorithm, Model, Result
+from fedrane.methods.apfl import APFL
 from fedrane.methods.ditto import Ditto
 from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.fedbabu import FedBABU
+from fedrane.methods.feddecorr import FedDecorr
+from fedrane.methods.fedlc import FedLC
 from fedrane.methods.fedmtl import FedMTL
+from fedrane.methods.fedntd import FedNTD
+from fedrane.methods.fedproto import FedProto
 from fedrane.methods.fedprox import FedProx
 from fedrane.methods.fedrane import FedRANE
+from fedrane.methods.fedrep import FedRep
 from fedrane.methods.fedrod import FedRoD
+from fedrane.methods.fedsam import FedSAM
 from fedrane.methods.local import Local
 from fedrane.methods.moon import MOON
 from fedrane.methods.spherefed import SphereFed
@@ -71,10 +78,18 @@ REDUCTIONS: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm], tu
     "fedprox": (lambda: FedProx(0.0), FedAvg, (of_server, of_layers)),
     "fedrod": (lambda: FedRoD(0.0), FedAvg, (of_server, of_layers)),
     "moon": (lambda: MOON(0.0), FedAvg, (of_server, of_layers)),
+    "fedlc": (lambda: FedLC(0.0), FedAvg, (of_server, of_layers)),
+    "fedntd": (lambda: FedNTD(0.0), FedAvg, (of_server, of_layers)),
+    "fedsam": (lambda: FedSAM(0.0), FedAvg, (of_server, of_layers)),
+    "feddecorr": (lambda: FedDecorr(0.0), FedAvg, (of_server, of_layers)),
     "fedrane": (lambda: FedRANE(**PLAIN, head="linear", loss="ce"), FedAvg, (of_server,)),  # type: ignore[arg-type]
     "spherefed": (lambda: SphereFed(calibrate=False), lambda: FedRANE(**PLAIN), (of_server, of_clients)),  # type: ignore[arg-type]
     "fedbabu": (FedBABU, FixedHead, (of_server,)),
     "fedmtl": (lambda: FedMTL(0.0), Local, (of_clients,)),
+    "apfl": (lambda: APFL(adaptive=True), FedAvg, (of_server, of_layers)),
+    "apfl-alone": (lambda: APFL(1.0), Local, (of_clients,)),
+    "fedrep": (lambda: FedRep(0), FixedHead, (of_server,)),
+    "fedproto": (lambda: FedProto(0.0), Local, (of_clients,)),
 }
 
 

@@ -43,7 +43,7 @@ def after(method: APPLE, fed: Federation, rounds: int) -> tuple[State, dict[int,
 
 
 @pytest.mark.parametrize(("core_lr", "downloads"), [(1.0, 0), (3.0, 0), (1.0, 1)])
-def test_one_step_goes_down_the_slope_of_the_papers_objective(core_lr: float, downloads: int) -> None:
+def test_one_step_goes_down_the_gradient_of_the_papers_objective(core_lr: float, downloads: int) -> None:
     """In core and relation, against central differences of an independent F; later cores are stale copies."""
     fed = four_clients()
     method = APPLE(0.01, strength=5.0, schedule="cosine", horizon=40, downloads=downloads, core_lr=core_lr)
@@ -84,7 +84,7 @@ def test_one_step_goes_down_the_slope_of_the_papers_objective(core_lr: float, do
             torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_cores_go_up_and_the_mix_as_trained_is_the_answer() -> None:
+def test_cores_go_up_and_the_mix_as_trained_predicts() -> None:
     """The prediction uses the new relation, the client's new core, and the other cores of the last round."""
     fed, method = four_clients(), APPLE(coefficient_lr=0.05)
     server, client_states, _ = after(method, fed, 6)

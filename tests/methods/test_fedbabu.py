@@ -102,7 +102,7 @@ def test_what_is_not_tuned_stays_the_servers(norm: str) -> None:
             assert tree.flatten(client_state.model).keys() == tree.flatten(result.server.model).keys()
 
 
-def test_the_personal_answers() -> None:
+def test_the_personal_predictions() -> None:
     """The tuned model; before post-training the one the client trained last."""
     before, after = (conformance.trained(FedBABU(), post_training=post_training) for post_training in (False, True))
     assert isinstance(after.algorithm, Tuning)

@@ -36,7 +36,7 @@ def test_heads_never_leave() -> None:
     assert not tree.equal(again.client_states[1], sent.client_states[1])
 
 
-def test_a_client_answers_with_the_shared_body_and_its_own_head() -> None:
+def test_a_client_predicts_with_the_shared_body_and_its_own_head() -> None:
     result = fedrane.run(quick(method="fedper", rounds=3, lr=0.3))
     client_state = dict(result.personal(2).parts.named_parameters())
     assert torch.equal(client_state["head.weight"], result.client_states[2].model.params["head.weight"])

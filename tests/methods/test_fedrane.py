@@ -308,7 +308,7 @@ def test_a_projection_serves_the_contrast_alone() -> None:
     torch.testing.assert_close(metrics[8]["cd"], expected)
 
 
-def test_an_answer_depends_on_its_batch_only_where_asked() -> None:
+def test_a_prediction_depends_on_its_batch_only_where_asked() -> None:
     examples = imbalanced(5)
     for predict_on, apart in (("direct", False), ("relational", True)):
         method = FedRANE(predict_on=predict_on)
@@ -406,7 +406,7 @@ def test_the_gradient_stays_on_the_sphere() -> None:
     assert torch.autograd.gradcheck(unit, (z,))
 
 
-def test_the_squared_error_is_over_live_rows() -> None:
+def test_the_squared_error_leaves_out_padding() -> None:
     scores, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
     mask = torch.tensor([True, True, False, True])
     expected = sum(0.5 * float((scores[i] - torch.eye(3)[y[i]]).square().sum()) for i in (0, 1, 3)) / 3

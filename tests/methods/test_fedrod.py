@@ -142,7 +142,7 @@ def test_the_personal_part_and_the_labels_never_travel() -> None:
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
 
 
-def test_the_answers() -> None:
+def test_the_predictions() -> None:
     """The server's model is only the generic part; a client adds its personal part."""
     result = fedrane.run(quick(method="fedrod", rounds=1, lr=0.3, participation=0.5, clients=6))
     x = (torch.arange(7 * 64) * 37 % 256).to(torch.uint8).reshape(7, 1, 8, 8)

@@ -21,7 +21,8 @@ from fedrane.methods.fedavg import FedAvg
 from fedrane.methods.moon import MOON
 from fedrane.task import Batch, Context, Model, State, Task
 from fedrane.testing import conformance
-from problems import DOUBLE, dense, federation, quick, slow_except, table
+from objectives import differences_agree
+from problems import dense, federation, quick, slow_except, table
 
 HALVES = [list(range(20)), list(range(20, 60))]
 
@@ -80,7 +81,7 @@ def test_the_loss_by_a_double_loop(projection: str) -> None:
     assert float(outcome.metrics["loss"] + 3.0 * outcome.metrics["contrast"]) == pytest.approx(float(loss))
 
 
-def test_the_other_two_are_answers_of_fixed_models() -> None:
+def test_the_other_two_are_predictions_of_fixed_models() -> None:
     """Running statistics, no dropout; only z comes from a model in training mode."""
     method = MOON()
     result = conformance.trained(method, rounds=2)
@@ -105,12 +106,7 @@ def test_the_whole_gradient_by_finite_differences(projection: str) -> None:
     def loss(params: dict[str, Tensor]) -> Tensor:
         return method.objective(task, ctx, Model(params, {}), batch)[0]
 
-    gradient = torch.func.grad(loss)(model.params)
-    draws = torch.Generator().manual_seed(1)
-    for name, value in model.params.items():
-        along = torch.randn(value.shape, generator=draws, dtype=DOUBLE)
-        ends = [float(loss(model.params | {name: value + step * along})) for step in (1e-6, -1e-6)]
-        assert float((gradient[name] * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+    differences_agree(loss, model.params)
 
 
 def test_only_the_model_in_training_has_a_gradient() -> None:

@@ -53,7 +53,7 @@ def test_batches_follow_one_another_as_in_the_authors_code(momentum: float, monk
     """θ continues from batch to batch, w moves once per batch; the experiment's momentum applies to the inner steps."""
     problem = Quadratics(monkeypatch)
     fed = problem.federation
-    object.__setattr__(fed.task, "sgd", SGD(momentum=momentum, weight_decay=0.01))
+    object.__setattr__(fed.task, "optimizer", SGD(momentum=momentum, weight_decay=0.01))
     method = PFedMe(strength=3.0, inner_steps=4, inner_lr=0.07, outer_lr=0.1)
     server = method.init(fed.task, fed.roster)
     sent = Sequential(method, fed).train_round(server, {}, [1], 1, 0.1, 6)

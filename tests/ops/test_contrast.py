@@ -31,7 +31,7 @@ def test_it_equals_the_double_loop(examples: int, temperature: float) -> None:
     assert got == pytest.approx(by_hand(z, augmented, temperature), abs=1e-12)
 
 
-def test_rows_that_are_not_live_do_not_count() -> None:
+def test_padding_does_not_count() -> None:
     z, augmented = torch.randn(2, 9, 5, dtype=torch.float64)
     mask = torch.tensor([True, False, True, True, False, True, True, False, True])
     expected = discrimination(z[mask], augmented[mask], torch.ones(6, dtype=torch.bool), 0.5)

@@ -113,6 +113,14 @@ def test_one_alone_is_held_to_the_absolute_bound() -> None:
     assert not admit(Gate("refuse", norm=1e32), SERVER, ups, cohort(5)).refused
 
 
+def test_outliers_do_not_hide_one_another() -> None:
+    """Two of four, one of them beyond the absolute bound: it is refused anyway, and so no measure for the other."""
+    ups = tree.map(lambda leaf: leaf[:4].clone(), uploads())
+    ups.model.params["w"][2] *= 1e30
+    ups.model.params["w"][3] *= -10
+    assert list(admit(REFUSE, SERVER, ups, cohort(5, 5, 5, 5)).refused) == [2, 3]
+
+
 def test_a_method_without_uploads_passes() -> None:
     assert not admit(REFUSE, SERVER, State(Model({}, {}), {}), cohort(5, 5)).refused
 

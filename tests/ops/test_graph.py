@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +22,15 @@ DOUBLE = torch.float64
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+Mine = Callable[..., graph.Relations]
+
+
+@pytest.fixture(params=[True, False], ids=["products", "LAPACK"])
+def mine(request: pytest.FixtureRequest) -> Mine:
+    """``relations`` with a gradient by matrix products, and without one by LAPACK."""
+    return partial(relations, differentiable=request.param)
 
 
 def alive(examples: int) -> Tensor:
@@ -44,29 +55,29 @@ def test_pearson_is_numpys() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_a_constant_row_is_related_to_none(dtype: torch.dtype) -> None:
+def test_a_constant_row_is_related_to_none(mine: Mine, dtype: torch.dtype) -> None:
     """Exactly: its rounding error is not treated as a direction."""
     z = draw(9, 7, dtype=dtype)
     z[2], z[5] = 0.1, 1e6 / 3
     correlation = pearson(z, alive(9))
     assert float(correlation[[2, 5]].abs().sum() + correlation[:, [2, 5]].abs().sum()) == 0
-    assert float(relations(z, alive(9), 0.1).adjacency[[2, 5]].abs().sum()) == 0
+    assert float(mine(z, alive(9), 0.1).adjacency[[2, 5]].abs().sum()) == 0
 
 
 @pytest.mark.parametrize("strength", [0.01, 0.1, 3.0])
 @pytest.mark.parametrize("alternation", [1, 2, 5])
-def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: float) -> None:
+def test_the_exact_form_solves_its_inner_problem(mine: Mine, alternation: int, strength: float) -> None:
     """For the last Φ, each column is the constrained minimiser that a linear solver finds."""
     z = draw(10, 6)
     correlation = pearson(z, alive(10))
     eye = torch.eye(10, dtype=DOUBLE)
     phi = eye
     if alternation > 1:
-        before = relations(z, alive(10), strength, alternation - 1, tolerance=0).weights
+        before = mine(z, alive(10), strength, alternation - 1, tolerance=0).weights
         values, vectors = torch.linalg.eigh(before @ before.mT + FLOOR * eye)
         phi = vectors @ torch.diag(values**-0.5) @ vectors.mT
     full = correlation.mT @ correlation + strength * (phi + phi.mT)
-    weights = relations(z, alive(10), strength, alternation, tolerance=0).weights
+    weights = mine(z, alive(10), strength, alternation, tolerance=0).weights
     for j in range(10):
         rest = [i for i in range(10) if i != j]
         column = torch.linalg.solve(full[rest][:, rest], (correlation.mT @ correlation)[rest, j])
@@ -75,11 +86,11 @@ def test_the_exact_form_solves_its_inner_problem(alternation: int, strength: flo
 
 @pytest.mark.parametrize("strength", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("examples", [7, 40])
-def test_the_exact_form_never_raises_the_smoothed_objective(examples: int, strength: float) -> None:
+def test_the_exact_form_never_raises_the_smoothed_objective(mine: Mine, examples: int, strength: float) -> None:
     z = draw(examples, 16, seed=examples)
     correlation = pearson(z, alive(examples))
     values = [
-        smoothed(correlation, relations(z, alive(examples), strength, n, tolerance=0).weights, strength)
+        smoothed(correlation, mine(z, alive(examples), strength, n, tolerance=0).weights, strength)
         for n in range(1, 12)
     ]
     assert all(after <= before + 1e-9 * abs(before) for before, after in itertools.pairwise(values))
@@ -141,27 +152,27 @@ def test_the_papers_form_wanders() -> None:
 
 
 @pytest.mark.parametrize("form", graph.CHOICES["closed_form"])
-def test_the_adjacency_is_one(form: str) -> None:
-    result = relations(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
+def test_the_adjacency_is_one(mine: Mine, form: str) -> None:
+    result = mine(draw(3, 15, 6), alive(15).expand(3, -1), 0.1, 5, form)
     assert bool((result.weights.diagonal(dim1=-2, dim2=-1) == 0).all())
     assert torch.equal(result.adjacency, result.adjacency.mT)
     assert bool((result.adjacency >= 0).all())
     torch.testing.assert_close(result.adjacency, (result.weights.abs() + result.weights.abs().mT) / 2)
 
 
-def test_batches_are_mined_apart() -> None:
+def test_batches_are_mined_apart(mine: Mine) -> None:
     z = draw(3, 15, 6)
     mask = torch.stack([alive(15), torch.arange(15) < 9, torch.arange(15) >= 4])
-    together = relations(z, mask, 0.1)
+    together = mine(z, mask, 0.1)
     for k in range(3):
-        alone = relations(z[k], mask[k], 0.1)
+        alone = mine(z[k], mask[k], 0.1)
         torch.testing.assert_close(together.adjacency[k], alone.adjacency, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(together.change[k], alone.change)
 
 
-def test_permuting_examples_permutes_the_graph() -> None:
+def test_permuting_examples_permutes_the_graph(mine: Mine) -> None:
     z, turned = draw(20, 8), torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    straight, other = relations(z, alive(20), 0.1).adjacency, relations(z[turned], alive(20), 0.1).adjacency
+    straight, other = mine(z, alive(20), 0.1).adjacency, mine(z[turned], alive(20), 0.1).adjacency
     torch.testing.assert_close(other, straight[turned][:, turned], rtol=1e-8, atol=1e-10)
 
 
@@ -174,14 +185,14 @@ def test_scale_and_shift_of_a_row_change_nothing() -> None:
 
 @pytest.mark.parametrize("junk", [float("nan"), 1.0], ids=["NaN", "numbers"])
 @pytest.mark.parametrize("form", graph.CHOICES["closed_form"])
-def test_padding_changes_nothing(form: str, junk: float) -> None:
+def test_padding_changes_nothing(mine: Mine, form: str, junk: float) -> None:
     """A batch padded to twice its size gives the same graph, and padding has no edges."""
     z = draw(16, 8)
     mask = torch.zeros(32, dtype=torch.bool)
     mask[torch.randperm(32, generator=torch.Generator().manual_seed(0))[:16]] = True
     padded = junk * draw(32, 8, seed=1)
     padded[mask] = z
-    plain, full = relations(z, alive(16), 0.1, 4, form), relations(padded, mask, 0.1, 4, form)
+    plain, full = mine(z, alive(16), 0.1, 4, form), mine(padded, mask, 0.1, 4, form)
     torch.testing.assert_close(full.adjacency[mask][:, mask], plain.adjacency, rtol=1e-8, atol=1e-10)
     assert float(full.adjacency[~mask].abs().sum() + full.adjacency[:, ~mask].abs().sum()) == 0
     torch.testing.assert_close(full.change, plain.change)
@@ -215,6 +226,24 @@ def test_hard_batches_stay_finite_in_float32(name: str, strength: float) -> None
     if name not in ("huge", "small"):
         out.square().mean().backward()
         assert bool(torch.isfinite(z.grad).all())
+    for values in relations(z.detach(), mask, strength, 5, differentiable=False):
+        assert bool(torch.isfinite(values).all())
+
+
+def test_both_ways_mine_the_same_graph() -> None:
+    z, mask = draw(4, 60, 16), torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) < 0.9
+    products, lapack = (relations(z, mask, 0.1, 5, differentiable=d) for d in (True, False))
+    torch.testing.assert_close(products.weights, lapack.weights, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_is_related_to_none(mine: Mine, junk: float) -> None:
+    """Training goes on to the end of the round, where divergence is one clear error."""
+    z = draw(12, 5)
+    z[3, 2] = junk
+    adjacency = mine(z, alive(12), 0.1).adjacency
+    assert bool(torch.isfinite(adjacency).all())
+    assert float(adjacency[3].abs().sum()) == 0
 
 
 def test_a_row_without_edges_gets_no_message() -> None:
@@ -238,15 +267,15 @@ def test_the_inverse_root_is_one() -> None:
     assert float((single.double() - root).norm() / root.norm()) < 1e-3
 
 
-def test_what_has_settled_is_left_alone() -> None:
+def test_what_has_settled_is_left_alone(mine: Mine) -> None:
     """A graph stops when its change is below the tolerance, and reports the change of its last step."""
     z = draw(2, 25, 6)
     mask = alive(25).expand(2, -1)
-    four, thirty = relations(z, mask, 0.1, 4, tolerance=0), relations(z, mask, 0.1, 30, tolerance=float("inf"))
-    first = relations(z, mask, 0.1, 1)
+    four, thirty = mine(z, mask, 0.1, 4, tolerance=0), mine(z, mask, 0.1, 30, tolerance=float("inf"))
+    first = mine(z, mask, 0.1, 1)
     assert torch.equal(thirty.weights, first.weights)
     assert not torch.equal(four.weights, first.weights)
-    assert bool((relations(z, mask, 0.1, 60).change < 0.02).all())
+    assert bool((mine(z, mask, 0.1, 60).change < 0.02).all())
 
 
 def test_same_class_edges_outweigh_chance() -> None:
@@ -272,7 +301,7 @@ def test_effective_rank() -> None:
     assert float(effective_rank(draw(7, 1) @ draw(1, 7))) == pytest.approx(1)
 
 
-def test_the_mean_degree_is_over_live_rows() -> None:
+def test_the_mean_degree_leaves_out_padding() -> None:
     adjacency, mask = torch.zeros(6, 6, dtype=DOUBLE), torch.arange(6) < 4
     adjacency[0, 1] = adjacency[1, 0] = 3.0
     assert float(graph.mean_degree(adjacency, mask)) == 6 / 4
@@ -354,5 +383,8 @@ def test_it_works_under_vmap_and_grad() -> None:
         return relations(examples, mask, 0.1, 3).adjacency.square().sum()
 
     together = torch.func.vmap(torch.func.grad(loss))(z, mask)
+    lapack = torch.func.vmap(partial(relations, strength=0.1, differentiable=False))(z, mask)
     for k in range(3):
         torch.testing.assert_close(together[k], torch.func.grad(loss)(z[k], mask[k]), rtol=1e-7, atol=1e-9)
+        alone = relations(z[k], mask[k], 0.1, differentiable=False)
+        torch.testing.assert_close(lapack.weights[k], alone.weights, rtol=1e-9, atol=1e-12)

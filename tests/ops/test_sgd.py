@@ -49,7 +49,14 @@ def test_schedules() -> None:
     assert Schedule("cosine").at(10, 10) == pytest.approx(0.5 * (1 + math.cos(0.9 * math.pi)))
 
 
-@pytest.mark.parametrize("bad", [{"kind": "cosin"}, {"factor": 0.0}, {"factor": 1.5}, {"every": 0}])
+@pytest.mark.parametrize("kind", ["constant", "step", "exponential", "cosine"])
+def test_a_warm_up_rises_evenly_to_where_the_schedule_starts(kind: str) -> None:
+    plain, warm = Schedule(kind, 0.5, floor=0.1), Schedule(kind, 0.5, floor=0.1, warmup=4)
+    assert [warm.at(r, 12) for r in range(1, 6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0], rel=1e-15)
+    assert [warm.at(r, 12) for r in range(5, 13)] == [plain.at(r, 8) for r in range(1, 9)]
+
+
+@pytest.mark.parametrize("bad", [{"kind": "cosin"}, {"factor": 0.0}, {"factor": 1.5}, {"every": 0}, {"warmup": -1}])
 def test_bad_schedules_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="schedule"):
         Schedule(**bad)

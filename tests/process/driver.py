@@ -28,6 +28,7 @@ import fedrane.cli
 def warm() -> None:
     """Import whatever is imported late; on one thread, so that the process may be forked afterwards."""
     torch.set_num_threads(1)
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # scikit-learn imports pandas, and that pyarrow
     with tempfile.TemporaryDirectory() as folder:
         for method in ("fedavg", "local"):
             command(["run", "--out", f"{folder}/{method}", f"method={method}", "model=mlp", "clients=4", "rounds=1"])

@@ -1,4 +1,6 @@
-"""Death at a chosen moment: just before the n-th time a command touches its folder, or in the middle of a write."""
+"""Death at a chosen moment: just before the n-th time a command touches its folder, or in the middle of a write.
+
+Or a failure at that moment (``faults.py``)."""
 
 from __future__ import annotations
 
@@ -9,15 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faults
+
 from fedrane.training import run_folder
 
 TOUCHES = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), (run_folder, "save_file"))
 """All by which a run changes its folder, beside plain writes, each of which an fsync follows."""
 
 
-def sabotage(trigger: str, at: int = 0, log: str = "") -> None:
-    """``log`` is a file for what is touched; the touch number ``at`` (from 0) is the last."""
-    {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[trigger](at, log)
+def sabotage(trigger: str, at: int = 0, log: str = "", error: str = "", folder: str = "") -> None:
+    """``log`` is a file for what is touched; the touch number ``at`` (from 0) is the last, or raises the ``error``."""
+    if trigger == "fault":
+        return faults.of_memory(at, log) if error == faults.MEMORY else faults.of_files(folder, at, error, log)
+    return {"touch": _at_touch, "line": _in_line, "checkpoint": _in_checkpoint}[trigger](at, log)
 
 
 def _die() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from PIL import Image
 
 import fedrane as library
 from fedrane import data, methods
+from fedrane.data.heterogeneity import Heterogeneity
+from fedrane.experiment import KEYS
 from fedrane.methods.fedprox import FedProx
 from fedrane.report.runs import gather
 from fedrane.testing import conformance
-from fedrane.training.run_folder import CALIBRATION
+from fedrane.training.run_folder import CALIBRATION, Folder
 from harness import TINY, USER_METHODS, Driver, checkpoints, executable, metrics, refused, same_run
 
 WORDS = (*TINY, "rounds=3")
@@ -143,7 +147,7 @@ def test_run_as_json(fedrane: Driver, tmp_path: Path) -> None:
     *rounds, end = parsed(ended.stdout)
     who = {"event": "round", "method": "fedavg", "seed": 0}
     assert [{**who, **record} for record in metrics(tmp_path / "run")] == rounds
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = Folder(tmp_path / "run").read_json("summary.json")
     assert end == {"event": "end", "finished": True, "folder": str(tmp_path / "run"), **summary}
     assert not ended.stderr
 
@@ -283,11 +287,15 @@ def test_compare(fedrane: Driver, tmp_path: Path) -> None:
     again = fedrane(*command, cwd=tmp_path)
     assert again.status == 0
     assert "round 1" not in again.stdout
-    renewed = ("table.md", "report.html")
+    renewed = ("table.md", "table.csv", "table.tex", "report.html")
     assert {path: stamp for path, stamp in stamps(tmp_path / "all").items() if path.name not in renewed} == {
         path: stamp for path, stamp in runs.items() if path.name not in renewed
     }
     assert (tmp_path / "all" / "table.md").read_text() == table
+    numbers = list(csv.DictReader((tmp_path / "all" / "table.csv").read_text().splitlines()))
+    assert [row["method"] for row in numbers] == ["fedavg", "local"]
+    assert float(numbers[0]["global_last"]) == pytest.approx(np.mean(ends))
+    assert f"{100 * np.mean(ends):.2f} $\\pm$" in (tmp_path / "all" / "table.tex").read_text()
     assert ended.stdout.splitlines()[-1] == "page: all/report.html"
     page = (tmp_path / "all" / "report.html").read_text()
     assert page.startswith("<!doctype html>")
@@ -327,7 +335,7 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     assert [line.split()[1] for line in table.splitlines() if line.startswith("| ")][2:] == ["weak", "strong", "fedavg"]
     assert "weak is fedprox (strength=0.1, lr=0.5); strong is fedprox (strength=10.0, lr=0.05)" in table
     lines, notes = gather([tmp_path / "all"])
-    assert sorted(line.name for line in lines) == ["fedavg", "strong", "weak"]
+    assert [line.name for line in lines] == ["weak", "strong", "FedAvg"], "in the order in which they were named"
     assert not notes
     assert "strong" in (tmp_path / "all" / "report.html").read_text()
     refused = fedrane(*command[:-4], "weak.strength=0.2", "seed=1", cwd=tmp_path)
@@ -338,8 +346,8 @@ def test_compare_one_method_with_itself(fedrane: Driver, tmp_path: Path) -> None
     events = parsed(more.stdout)
     assert {line["label"] for line in events if line["event"] in ("round", "end")} == {"third"}
     assert list(events[-1]["runs"]) == ["third"]
-    names = {line.name for line in gather([tmp_path / "all"])[0]}
-    assert names == {"fedavg", "strong", "weak", "third"}, "those of before keep their labels"
+    names = [line.name for line in gather([tmp_path / "all"])[0]]
+    assert names == ["third", "weak", "strong", "FedAvg"], "those of before keep their labels and their order"
 
 
 def test_compare_with_a_file_of_one_of_the_methods(fedrane: Driver, tmp_path: Path) -> None:
@@ -453,6 +461,8 @@ def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
     assert "4 clients" in ended.stdout
     assert "α 0.2" in ended.stdout
     assert "partition.file=it.npz" in ended.stdout
+    assert "label skew (mean over clients, from 0 to 1): Jensen-Shannon 0." in ended.stdout
+    assert "size skew: Gini 0." in ended.stdout
     with Image.open(tmp_path / "it.png") as picture:
         assert min(picture.size) > 100
     for name, more in (("one", words), ("two", (*TINY, "partition.file=it.npz"))):
@@ -464,6 +474,22 @@ def test_partition_kept_for_later(fedrane: Driver, tmp_path: Path) -> None:
         file.close()
     labels = [json.loads((tmp_path / name / "metadata.json").read_text())["labels"] for name in ("one", "two")]
     assert np.sum(labels[0], axis=1).tolist() == np.sum(labels[1], axis=1).tolist()
+
+
+def test_heterogeneity_for_machines(fedrane: Driver) -> None:
+    """The same measures as in the text, the settings and the counts they are made of, on one line."""
+    ended = fedrane(
+        "partition", "--json", *TINY, "partition.kind=pathological", "partition.classes=3", "skew.rotation=30"
+    )
+    [measured] = parsed(ended.stdout)
+    assert "feature skew: rotation from −30° to 30°" in ended.stderr
+    assert (measured["clients"], measured["partition"]["kind"], measured["skew"]["rotation"]) == (4, "pathological", 30)
+    counts = np.array(measured["labels"])
+    assert Heterogeneity.of(counts) == Heterogeneity(
+        *(tuple(measured[name]) for name in ("sizes", "classes")),
+        *(measured[name] for name in ("jensen_shannon", "total_variation", "gini")),
+    )
+    assert measured["classes"] == [3, 3, 3]
 
 
 def test_datasets(fedrane: Driver) -> None:
@@ -491,6 +517,50 @@ def test_methods(fedrane: Driver) -> None:
     shown = fedrane("methods", env={"COLUMNS": "200"})
     assert shown.status == 0
     assert all(name in shown.stdout for name in actual)
+
+
+def test_a_method_s_fields(fedrane: Driver) -> None:
+    """Type, default, values and meaning of each, and the paper; also of a method of one's own."""
+    shown = " ".join(fedrane("methods", "fedbabu", env={"COLUMNS": "200"}).stdout.split())
+    for text in ("Oh, Kim & Yun", "a global model and personal", "method.tune str full", "values: full, head, body"):
+        assert text in shown
+    (mine,) = parsed(fedrane("methods", f"{USER_METHODS}:Forgetful", "--json").stdout)
+    assert mine["summary"]
+    refused = fedrane("methods", "fedproxx")
+    assert refused.status == 2
+    assert "Did you mean 'fedprox'" in refused.stderr
+
+
+def test_keys(fedrane: Driver) -> None:
+    """All of them, or those that have to do with a word: by name, meaning, value or alias."""
+    listed = {key["name"]: key for key in parsed(fedrane("keys", "--json").stdout)}
+    assert listed.keys() == {"method", "preset", *KEYS}
+    assert listed["rounds"]["default"] == 50
+    shown = fedrane("keys", env={"COLUMNS": "200"})
+    assert all(name in shown.stdout for name in listed)
+    for word, key in (("CLIP", "clip"), ("norm of the whole", "clip"), ("groupnorm", "norm"), ("wd", "weight_decay")):
+        found = {each["name"] for each in parsed(fedrane("keys", word, "--json").stdout)}
+        assert key in found
+        assert found < listed.keys()
+    assert "no key has to do with" in fedrane("keys", "nonsense").stderr
+
+
+def test_what_was_meant(fedrane: Driver) -> None:
+    """Settings written as options, and a command left out, are one line that says what to write."""
+    for words, expected in (
+        (("run", "--rounds", "5"), "write rounds=5"),
+        (("compare", "--lr=0.1"), "write lr=0.1"),
+        (("fedprox",), "run method=fedprox"),
+        (("dataset=digits",), "run dataset=digits"),
+        (("run", "device=gpu"), "device=cuda is the GPU"),
+    ):
+        ended = fedrane(*words)
+        assert ended.status == 2
+        assert expected in ended.stderr
+        assert ended.stderr.count("\n") == 1
+    unknown = fedrane("methods", "--rounds", "5")
+    assert unknown.status == 2
+    assert "No such option" in unknown.stderr, "there is nothing to set"
 
 
 def test_check(fedrane: Driver) -> None:
@@ -621,8 +691,10 @@ def test_the_installed_command(tmp_path: Path) -> None:
 
 
 def test_without_a_word(fedrane: Driver) -> None:
-    """It shows what it can do."""
+    """It shows what it can do, ``run`` first."""
     ended = fedrane("--help")
+    assert fedrane("-h").stdout.strip() == ended.stdout.strip() == fedrane().stdout.strip()
+    assert re.findall(r"^. (\w+) ", ended.stdout.partition("Training")[2], re.MULTILINE)[0] == "run"
     assert ended.status == 0
     for command in (
         "run",
@@ -637,3 +709,35 @@ def test_without_a_word(fedrane: Driver) -> None:
         "data",
     ):
         assert command in ended.stdout
+
+
+def test_names_do_not_control_the_terminal(fedrane: Driver, tmp_path: Path) -> None:
+    """Of classes, as a CSV file has them, and of folders, as they are found."""
+    hostile = "a\x1b[31mred\x1b]0;title\x07\u202e"
+    run, table = tmp_path / "all" / hostile, tmp_path / "table.csv"
+    table.write_text("x,y\n" + "".join(f"{i},{hostile}{i % 2}\n" for i in range(40)), encoding="utf-8")
+    words = [f"dataset={table}", "label=y", "model=mlp", "clients=2", "rounds=1", "partition.kind=iid"]
+    said = [fedrane("run", "--out", run, *words), fedrane("verify", tmp_path / "all"), fedrane("predict", run, table)]
+    said += [fedrane("report", tmp_path / "all", "-o", tmp_path / "page.html"), fedrane("resume", run, "rounds=2")]
+    for ended in said:
+        assert ended.status == 0, ended
+        assert (ended.stdout + ended.stderr).replace("\n", "").isprintable(), ended
+    assert "\\x1b[31mred\\x1b]0;title" in said[2].stdout
+    assert "\u202e" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_runs_are_verified(fedrane: Driver, tmp_path: Path) -> None:
+    """A line for each file of each run in a folder; the status is 1 if one is damaged."""
+    for name in ("one", "two"):
+        assert fedrane("run", "--out", tmp_path / "all" / name, *WORDS).status == 0
+    intact = fedrane("verify", tmp_path / "all")
+    assert intact.status == 0
+    assert intact.stdout.count("\nok ") + 1 == 18
+    assert intact.stdout.endswith("18 files, none damaged\n")
+    metrics_file = tmp_path / "all" / "two" / "metrics.jsonl"
+    metrics_file.write_text(metrics_file.read_text().replace('"round": 2', '"round": 3'))
+    damaged = fedrane("verify", tmp_path / "all")
+    assert damaged.status == 1
+    assert f"damaged {metrics_file}: metrics.jsonl, line 2, is not as it was written" in damaged.stdout
+    lines = parsed(fedrane("verify", "--json", tmp_path / "all" / "two").stdout)
+    assert [line["file"] for line in lines if not line["ok"]] == ["metrics.jsonl", "summary.json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import TINY, USER_METHODS, Driver, checkpoints, executable, refused, same_run
+from problems import SLOW
 
 WORDS = (*TINY, "rounds=3")
 GIVEN = {
@@ -77,7 +79,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
         (["participation=0"], ["participation=0", "fraction"]),
         (["rounds=2.5"], ["rounds=2.5", "whole number"]),
         (["patience=3"], ["patience=3", "validation"]),
-        (["client=4"], ["'client'", "'clients'"]),
+        (["client=4"], ["client=4 would have no effect", "clients"]),
         (["lr=0.1", "learning_rate=0.1"], ["lr and learning_rate are both set"]),
         (["partition.alfa=1"], ["partition.alfa", "partition.alpha"]),
         (["method.strength=1"], ["method.strength"]),
@@ -141,8 +143,8 @@ def test_a_method_that_raises_is_named_with_its_line(fedrane: Driver, tmp_path: 
     ("words", "fragments"),
     [
         (["--methods", "fedavg,fedpr"], ["fedpr"]),
-        (["--methods", ","], ["--methods"]),
-        (["--seeds", "0"], ["--seeds"]),
+        (["--methods", ","], ["no methods are named"]),
+        (["--seeds", "0"], ["seeds=0"]),
         (["--methods", "local", "fedavg.glide=1"], ["fedavg is not one of the methods", "local"]),
         (["--methods", "fedavg,fedprox", "method.strength=1"], ["fedavg has no such field", "fedprox.strength=1"]),
         (["--methods", "fedprox,fedprox"], ["fedprox occurs twice", "a=fedprox,b=fedprox"]),
@@ -150,7 +152,7 @@ def test_a_method_that_raises_is_named_with_its_line(fedrane: Driver, tmp_path: 
         (["--methods", "a=fedprox,b=fedavg", "a.clients=3"], ["a.clients=3", "same examples"]),
         (["--methods", "a=fedprox,b=fedavg", "a.partition.alpha=3"], ["a.partition.alpha=3", "same examples"]),
         (["--methods", "lr=fedprox"], ["'lr'", "already names"]),
-        (["--methods", "fedavg", "method=local"], ["method=local", "--methods"]),
+        (["--methods", "fedavg", "method=local"], ["method=local", "Name them all there"]),
         (["dataset=fmist"], ["'fmnist'"]),
         (["dataset=digits", "engine=stackd"], ["'stacked'"]),
     ],
@@ -324,6 +326,30 @@ def test_another_damaged_file(fedrane: Driver, copy: Path, name: str, content: b
     """The file is named."""
     (copy / name).write_bytes(content)
     refused(fedrane("resume", copy), name, fragments)
+
+
+@pytest.mark.parametrize("name", ["partition.npz", ".lock", "checkpoints", pytest.param("*", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("device", marks=SLOW)])
+def test_a_file_without_end(fedrane: Driver, copy: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """Whichever file of a folder is a pipe that nobody writes to, or a device: each command comes to its end."""
+    files = [path.relative_to(copy) for path in copy.rglob("*") if path.is_file()]
+    chosen = [file for file in files if name in ("*", file.parts[0])]
+    for file in chosen:
+        shutil.copytree(copy, tmp_path / "run")
+        (tmp_path / "run" / file).unlink()
+        if kind == "pipe":
+            os.mkfifo(tmp_path / "run" / file)
+        else:
+            (tmp_path / "run" / file).symlink_to("/dev/zero")
+        for command, *more in (["verify"], ["predict", "x.npz"], ["resume"]):
+            assert fedrane(command, tmp_path / "run", *more).status in (0, 1, 2)
+        shutil.rmtree(tmp_path / "run")
+    assert chosen
+
+
+def test_a_folder_whose_mark_has_no_end_is_not_ours(fedrane: Driver, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".fedrane")
+    refused(fedrane("run", "--out", tmp_path, *TINY), "not a plain file")
 
 
 def test_output_that_cannot_be_written() -> None:

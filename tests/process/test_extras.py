@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "new": ("app", "clients=3"),
     "deal": ("app", "data"),
     "certs": ("certs",),
+    "roster": ("app", "0", "node.pub", "--examples", "100"),
     "predict": ("client", "examples.npz"),
 }
 
@@ -67,6 +68,13 @@ def test_a_report_without_plotly_or_jinja(fedrane: Driver, tmp_path: Path, absen
 def test_a_run_without_tensorboard(fedrane: Driver, tmp_path: Path) -> None:
     absent = ("tensorboard", "torch.utils.tensorboard")
     refused(fedrane("run", "--tensorboard", "--out", "run", *WORDS, cwd=tmp_path, absent=absent), "TensorBoard", REPORT)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
+def test_a_run_without_a_tracker(fedrane: Driver, tmp_path: Path, option: str, package: str) -> None:
+    ended = fedrane("run", option, "--out", "run", *WORDS, cwd=tmp_path, absent=(package,))
+    refused(ended, f"pip install 'fedrane[{package}]'")
     assert not list(tmp_path.iterdir())
 
 

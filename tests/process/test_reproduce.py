@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from fedrane.experiment import Experiment
 from fedrane.reproduce.results import lock
 from fedrane.reproduce.targets import key_of
 from harness import Driver, lines, until
@@ -105,10 +106,18 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     command = ("tune", "fedprox", "--rounds", "3", *grid, *TINY)
     first = fedrane(*command, cwd=tmp_path)
     assert first.status == 0, first.stderr
-    assert len(finished_cells(first.stdout)) == 2
-    assert not finished_cells(fedrane(*command, cwd=tmp_path).stdout), "nothing is tried twice"
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    trials = finished_cells(first.stdout)
+    assert len(trials) == 2
+    for line, lr in zip(trials, ("1e-09", "0.5"), strict=True):
+        assert f"lr={lr} method.strength=0.01" in line, "each trial says what it tries"
+    (marked,) = (line for line in first.stdout.splitlines() if line.rstrip().endswith("best"))
+    assert marked.split()[0] == "0.5"
+    again = fedrane(*command, cwd=tmp_path)
+    assert not finished_cells(again.stdout), "nothing is tried twice"
+    assert "2 are done" in again.stdout
     ended = fedrane(
-        *TABLE, "--methods", "fedprox", "--seeds", "1", "--rounds", "1", "--tuned", "experiments/tuned.toml", *TINY,
+        *TABLE, "--methods", "fedprox", "--seeds", "1", "--rounds", "1", "--tuned", "runs/tuned/tuned.toml", *TINY,
         cwd=tmp_path,
     )  # fmt: skip
     assert ended.status == 0, ended.stderr
@@ -116,12 +125,47 @@ def test_tuning_goes_on_and_its_file_is_read(fedrane: Driver, tmp_path: Path) ->
     assert record["settings"]["lr"] == 0.5, "a learning rate near zero learns nothing"
 
 
+TUNED = """
+[[tuned]]
+method = "fedprox"
+dataset = "digits"
+alpha = 0.1
+settings = { lr = 0.3, method.strength = 0.7 }
+"""
+
+
+def test_a_run_and_a_comparison_use_tuned_settings(fedrane: Driver, tmp_path: Path) -> None:
+    """They override a file's, words override them, and what they are is printed."""
+    (tmp_path / "tuned.toml").write_text(TUNED)
+    (tmp_path / "c.toml").write_text("lr = 0.2\nrounds = 1\nmethod = { name = 'fedprox', strength = 0.1 }\n")
+    with_file = ("run", "c.toml", "--tuned", "tuned.toml", *TINY)
+    ended = fedrane(*with_file, "--out", "a", cwd=tmp_path)
+    assert ended.status == 0, ended.stderr
+    assert "note: fedprox: lr=0.3 method.strength=0.7 from tuned.toml" in ended.stderr
+    assert fedrane(*with_file, "--out", "b", "lr=0.4", cwd=tmp_path).status == 0
+    compare = ("compare", "c.toml", "--methods", "fedprox,fedavg", "--no-report", "--out", "c")
+    compared = fedrane(*compare, "--tuned", "tuned.toml", *TINY, cwd=tmp_path)
+    assert compared.status == 0, compared.stderr
+    assert "tuned.toml has nothing for fedavg" in compared.stderr
+    made = {name: Experiment.from_toml(tmp_path / name / "config.toml") for name in ("a", "b", "c/fedprox/seed-0")}
+    assert {name: (e.lr, e.algorithm.strength) for name, e in made.items()} == {  # type: ignore[attr-defined]
+        "a": (0.3, 0.7),
+        "b": (0.4, 0.7),
+        "c/fedprox/seed-0": (0.3, 0.7),
+    }
+    assert Experiment.from_toml(tmp_path / "c" / "fedavg" / "seed-0" / "config.toml").lr == 0.2
+    for words in (("method=fedavg",), ("method=fedprox", "dataset=mine.npz")):
+        refused = fedrane("run", *words, "--tuned", "tuned.toml", cwd=tmp_path)
+        assert refused.status == 2
+        assert "it has settings of fedprox on digits" in refused.stderr
+
+
 def test_nothing_is_chosen_while_another_tries(fedrane: Driver, tmp_path: Path) -> None:
     """Of two tunings at once, the one that ends last chooses, among all trials."""
     words = ("--grid", "lr=1e-9,0.5", "--grid", "method.strength=0.01", "--rounds", "2", *TINY)
     command = ("tune", "fedprox", *words, "--out", str(tmp_path / "out"))
     assert fedrane(*command, cwd=tmp_path).status == 0
-    tuned, results = tmp_path / "experiments" / "tuned.toml", tmp_path / "experiments" / "results" / "tune"
+    tuned, results = tmp_path / "out" / "tuned.toml", tmp_path / "out" / "results" / "tune"
     chosen = tuned.read_text()
     tuned.unlink()
     worse, better = (results / "digits.jsonl").read_text().splitlines()
@@ -148,7 +192,7 @@ def test_a_method_without_a_good_trial_does_not_stop_the_others(fedrane: Driver,
     ended = fedrane("tune", f"{method},fedavg", "--grid", "lr=0.1", "--rounds", "2", *TINY, cwd=tmp_path)
     assert ended.status == 1
     assert f"no trial of {method} finished" in ended.stdout
-    assert 'method = "fedavg"' in (tmp_path / "experiments" / "tuned.toml").read_text()
+    assert 'method = "fedavg"' in (tmp_path / "runs" / "tuned" / "tuned.toml").read_text()
 
 
 def test_mistakes_are_one_line(fedrane: Driver, tmp_path: Path) -> None:

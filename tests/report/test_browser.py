@@ -6,6 +6,8 @@ out; under ``CI=true`` they fail instead, so that an untested page is noticed.
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import shutil
 import time
@@ -17,7 +19,8 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from report_pages import HOSTILE, full
+from problems import SLOW
+from report_pages import FORMULA, HOSTILE, full, many
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver") or shutil.which("chromedriver", path=os.environ.get("CHROMEWEBDRIVER"))
@@ -31,13 +34,13 @@ class Page:
     def __init__(self, driver: webdriver.Chrome, path: Path) -> None:
         self.driver, self.path = driver, path
 
-    def open(self, size: tuple[int, int] = DESKTOP, dark: bool = False) -> None:
+    def open(self, size: tuple[int, int] = DESKTOP, dark: bool = False, name: str = "report.html") -> None:
         """As a reader with such a screen and such wishes."""
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.wish(dark)
-        self.driver.get(self.path.as_uri())
+        self.driver.get((self.path / name).as_uri())
         self.wait("document.documentElement.dataset.ready === 'true'")
 
     def wish(self, dark: bool) -> None:
@@ -79,8 +82,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
             pytest.fail(reason)
         pytest.skip(reason)
     root = tmp_path_factory.mktemp("page")
-    path = root / "report.html"
-    path.write_text(full(root / "runs"), encoding="utf-8")
+    (root / "report.html").write_text(full(root / "runs"), encoding="utf-8")
+    (root / "many.html").write_text(many(root / "many"), encoding="utf-8")
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
     for argument in (
@@ -95,7 +98,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:
-        opened = Page(driver, path)
+        opened = Page(driver, root)
         opened.open()
         yield opened
     finally:
@@ -125,6 +128,72 @@ def test_every_plot_is_drawn(page: Page, size: tuple[int, int], dark: bool) -> N
     assert _beyond_the_edge(page) == []
     assert _too_small(page) == []
     assert page("return performance.getEntriesByType('resource').length") == 0
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "dark"),
+    [(PHONE, True), *(pytest.param(*case, marks=SLOW) for case in [(PHONE, False), (DESKTOP, False), (DESKTOP, True)])],
+)
+def test_fifteen_methods(page: Page, size: tuple[int, int], dark: bool) -> None:
+    """Small plots side by side, two on a phone; everything is inside the page and can be read."""
+    page.open(size, dark, "many.html")
+    tops = page("""
+        const box = (element) => element.getBoundingClientRect();
+        return Array.from(document.querySelectorAll(".plot[id^=accuracy-global]"), (plot) => [
+          Math.round(box(plot).top), box(plot.querySelector("svg.main-svg")).width,
+        ])""")
+    assert len(tops) == 15
+    beside = sum(top == tops[0][0] for top, _ in tops)
+    assert beside == 2 if size == PHONE else beside >= 3
+    assert min(width for _, width in tops) > 120
+    assert page("return document.documentElement.scrollWidth <= innerWidth")
+    assert _beyond_the_edge(page) == []
+    assert _too_small(page) == []
+    assert page.complaints() == []
+
+
+def test_names_stand_beside_lines_where_there_is_room(page: Page) -> None:
+    """On a phone the legend has them."""
+    names = "return document.getElementById('accuracy-global').data.filter((trace) => trace.meta === 'name').length"
+    page.open(PHONE)
+    assert page(names) == 0
+    page.open(DESKTOP)
+    assert page(names) == 3
+    inside = page("""
+        const plot = document.getElementById("accuracy-global").getBoundingClientRect();
+        const texts = Array.from(document.querySelectorAll("#accuracy-global .textpoint text"));
+        return texts.length === 3 && texts.every((text) => text.getBoundingClientRect().right <= plot.right + 1)""")
+    assert inside, "names are whole"
+
+
+def test_the_data_can_be_downloaded(page: Page, tmp_path: Path) -> None:
+    """As CSV, a row for each round, and as JSON. A name that a spreadsheet would take for a formula is a text."""
+    page.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path), "eventsEnabled": False}
+    )
+    page.open(name="many.html")
+    for kind in ("csv", "json"):
+        page.click(f"[data-download={kind}]")
+        ends = time.monotonic() + PATIENCE
+        while not (tmp_path / f"report.{kind}").is_file():
+            assert time.monotonic() < ends, page.complaints()
+            time.sleep(0.05)
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    with (tmp_path / "report.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    wanted = [
+        (method["name"], run["seed"], round, run["metrics"]["global/accuracy"][k])
+        for method in data["methods"]
+        for run in method["runs"]
+        for k, round in enumerate(run["metrics"]["round"])
+    ]
+    assert len(wanted) == 5 * 3 + 10 * 4
+    assert FORMULA in {name for name, *_ in wanted}
+    shown = [(row["method"], int(row["seed"]), int(row["round"]), float(row["global/accuracy"])) for row in rows]
+    assert shown == [("'" + name if name.startswith(("=", "-")) else name, *rest) for name, *rest in wanted]
+    assert {row["personal/accuracy"] for row in rows if row["method"] == "M00"} == {""}, "it has no personal models"
+    assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
     assert page.complaints() == []
 
 
@@ -221,6 +290,7 @@ def test_a_method_can_be_hidden(page: Page) -> None:
 
 def test_hostile_names_stay_names(page: Page) -> None:
     """No script of theirs runs, no element of theirs is made, and they can be read, on the page and in its plots."""
+    page.open()
     assert page("return document.title") == "4 methods on digits"
     assert page("return document.querySelectorAll('img, iframe, body b').length") == 0
     names = page("return Array.from(document.querySelectorAll('#results-table tbody th'), (cell) => cell.textContent)")
@@ -238,6 +308,12 @@ def test_on_paper(page: Page) -> None:
     assert page("return Array.from(document.querySelectorAll('details')).every((d) => d.open)")
     wide = "return Array.from(document.querySelectorAll('.plot svg.main-svg'), (s) => s.getBoundingClientRect().width)"
     assert max(page(wide)) <= 680
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = "return Array.from(document.querySelectorAll(arguments[0])).some((element) => element.offsetParent)"
+    assert not page(shown, "nav, #theme, .skip, [data-download]"), "of no use on paper"
+    assert page(shown, ".facts dd, .legend, table")
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    page.wish(dark=True)
     page("dispatchEvent(new Event('afterprint'))")
     page.wait(f"Math.max(...(() => {{ {wide} }})()) > 800")
     assert page.ink() > 150

@@ -10,7 +10,9 @@ import pytest
 import folders
 from fedrane.data.augment import Augmentation
 from fedrane.errors import FedraneError
-from fedrane.report.runs import differing, gather, names
+from fedrane.methods import METHODS
+from fedrane.report import style
+from fedrane.report.runs import differing, folders_in, gather, names
 
 
 def test_repetitions_are_one_line(tmp_path: Path) -> None:
@@ -20,17 +22,36 @@ def test_repetitions_are_one_line(tmp_path: Path) -> None:
             folders.simple(tmp_path / name / f"seed-{seed}", name=name, seed=seed)
     lines, notes = gather([tmp_path])
     assert [(line.name, [run.seed for run in line.runs]) for line in lines] == [
-        ("fedavg", [0, 1, 2]),
-        ("local", [0, 1, 2]),
+        ("FedAvg", [0, 1, 2]),
+        ("Local", [0, 1, 2]),
     ]
     assert not notes
     turned = [tmp_path / "local" / "seed-2", tmp_path / "local", tmp_path / "fedavg" / "seed-1", tmp_path / "fedavg"]
     again, notes = gather(turned)
     assert [(line.name, [run.seed for run in line.runs]) for line in again] == [
-        ("local", [0, 1, 2]),
-        ("fedavg", [0, 1, 2]),
+        ("Local", [0, 1, 2]),
+        ("FedAvg", [0, 1, 2]),
     ]
     assert not notes
+
+
+def test_runs_are_found_at_any_depth_and_other_programs_files_are_not(tmp_path: Path) -> None:
+    folders.simple(tmp_path / "a" / "b" / "c" / "d" / "e" / "run")
+    (tmp_path / "config.toml").write_text("[other]\nprogram = true\n")
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "config.toml").write_text("")
+    (line,), _ = gather([tmp_path / "a"])
+    assert len(line.runs) == 1
+    assert [folder.path.name for folder in folders_in(tmp_path / "a")] == ["run"]
+    with pytest.raises(FedraneError, match="holds no run"):
+        folders_in(tmp_path / "tool" / "..nothing")
+
+
+def test_a_run_that_diverged_is_named_as_such(tmp_path: Path) -> None:
+    folders.write(tmp_path / "run", [folders.record(1)], finished=False, rounds=3)
+    folders.session(tmp_path / "run", outcome="Diverged: round 2: the model is no longer finite")
+    _, notes = gather([tmp_path / "run"])
+    assert notes == [f"{tmp_path / 'run'} diverged: 1 of 3 rounds."]
 
 
 def test_where_a_run_was_made_and_by_which_version_makes_no_other_line(tmp_path: Path) -> None:
@@ -42,19 +63,19 @@ def test_where_a_run_was_made_and_by_which_version_makes_no_other_line(tmp_path:
     left = old.read_text().partition("[augment]")[0]
     old.write_text(re.sub(r"^(threads|floor) = .*\n", "", left, flags=re.MULTILINE))
     lines, notes = gather([tmp_path])
-    assert [(line.name, [run.seed for run in line.runs]) for line in lines] == [("fedavg", [0, 1, 2])]
+    assert [(line.name, [run.seed for run in line.runs]) for line in lines] == [("FedAvg", [0, 1, 2])]
     assert not notes
     folders.simple(tmp_path / "d", augment=Augmentation(mixup=0.2))
     lines, _ = gather([tmp_path / "c", tmp_path / "d"])
-    assert [line.name for line in lines] == ["fedavg (augment.mixup=0.0)", "fedavg (augment.mixup=0.2)"]
+    assert [line.name for line in lines] == ["FedAvg (augment.mixup=0.0)", "FedAvg (augment.mixup=0.2)"]
 
 
 def test_a_federation_of_several_machines_stands_beside_its_simulation(tmp_path: Path) -> None:
     folders.simple(tmp_path / "a", engine="stacked")
     folders.simple(tmp_path / "b", engine="flower-remote")
     assert [line.name for line in gather([tmp_path])[0]] == [
-        "fedavg (engine=stacked)",
-        "fedavg (engine=flower-remote)",
+        "FedAvg (engine=stacked)",
+        "FedAvg (engine=flower-remote)",
     ]
 
 
@@ -63,7 +84,7 @@ def test_one_method_with_two_settings_is_two_lines(tmp_path: Path) -> None:
     folders.simple(tmp_path / "b", lr=0.5)
     folders.simple(tmp_path / "c", lr=0.5, name="other", checkpoint_every=7)
     lines, _ = gather([tmp_path])
-    assert [line.name for line in lines] == ["fedavg (lr=0.1)", "fedavg (lr=0.5)", "other"]
+    assert [line.name for line in lines] == ["FedAvg (lr=0.1)", "FedAvg (lr=0.5)", "other"]
     assert differing([line.settings for line in lines]) == ["lr", "method.name"]
 
 
@@ -72,6 +93,31 @@ def test_names_of_namesakes() -> None:
     one, other = ({"method.name": f"/{folder}/prox.py:Prox"} for folder in ("a", "b"))
     assert names([one, other]) == ["Prox (name=/a/prox.py:Prox)", "Prox (name=/b/prox.py:Prox)"]
     assert names([one]) == ["Prox"]
+
+
+def test_methods_have_the_names_of_their_papers() -> None:
+    """One for each of the registry; a label is kept as it is."""
+    assert set(style.TITLES) == set(METHODS)
+    for name, spelt in style.TITLES.items():
+        plain = spelt.replace("w/o", "wo").replace(" ", "-").replace("+", "").lower()
+        assert plain.replace("-", "") == name.replace("-", "")
+    settings = [{"method.name": name} for name in ("scaffold", "fedrane-wo-lra", "pfedme")]
+    assert names(settings) == ["SCAFFOLD", "FedRANE w/o LRA", "pFedMe"]
+    assert names(settings, ["", "scaffold", ""]) == ["SCAFFOLD", "scaffold", "pFedMe"]
+
+
+def test_the_methods_of_a_comparison_keep_their_order(tmp_path: Path) -> None:
+    """That in which they were named, also where only the folder is; others come after them, by path."""
+    for name in ("apple", "fedavg", "local", "moon"):
+        for seed in (0, 1):
+            folders.simple(tmp_path / name / f"seed-{seed}", name=name, seed=seed)
+    assert [line.name for line in gather([tmp_path])[0]] == ["APPLE", "FedAvg", "Local", "MOON"]
+    order = tmp_path / "comparison.json"
+    order.write_text('{"order": ["moon", "fedavg"], "labels": {}}')
+    assert [line.name for line in gather([tmp_path])[0]] == ["MOON", "FedAvg", "APPLE", "Local"]
+    order.write_text('{"order": "moon"}')
+    with pytest.raises(FedraneError, match=r"comparison\.json: the order"):
+        gather([tmp_path])
 
 
 def test_unfinished_runs(tmp_path: Path) -> None:
@@ -123,6 +169,9 @@ def test_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
         ("metrics.jsonl", "{]\n{}\n", "line 1"),
         ("metrics.jsonl", '{"round": 1}\n[1]\n', "line 2"),
         ("metrics.jsonl", '{"loss": 1}\n', "line 1"),
+        ("metrics.jsonl", '{"round": 1, "global/accuracy": {}}\n', "line 1"),
+        ("metrics.jsonl", '{"round": 1, "cohort": [0, 9]}\n', "round 1 has cohort"),
+        ("metrics.jsonl", '{"round": 1, "global/local_clients": [0.5]}\n', "round 1 has a global/local_clients"),
         ("metadata.json", "{}", "classes"),
         ("metadata.json", '{"inputs": {"classes": ["a"]}, "labels": [[1, 2]]}', "1 classes"),
         ("metadata.json", None, "missing"),
@@ -154,7 +203,7 @@ def test_labels_of_a_comparison_name_its_lines(tmp_path: Path) -> None:
         folders.simple(tmp_path / out / "weak" / "seed-0", lr=lr)
         folders.simple(tmp_path / out / "fedavg" / "seed-0", lr=lr, momentum=0.9)
         (tmp_path / out / "comparison.json").write_text('{"labels": {"weak": "weak"}}')
-    assert [line.name for line in gather([tmp_path / "one"])[0]] == ["fedavg", "weak"]
+    assert [line.name for line in gather([tmp_path / "one"])[0]] == ["FedAvg", "weak"]
     assert [line.name for line in gather([tmp_path / "one" / "weak"])[0]] == ["weak"]
     both = [tmp_path / out / "weak" for out in ("one", "two")]
     assert [line.name for line in gather(both)[0]] == ["weak (lr=0.1)", "weak (lr=0.5)"]

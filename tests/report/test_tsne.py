@@ -21,7 +21,7 @@ EXAMPLES = np.arange(0, 350, 7)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrane"])
-def test_the_head_answers_from_them(method: str, tmp_path: Path) -> None:
+def test_the_head_predicts_from_them(method: str, tmp_path: Path) -> None:
     """The head on the features gives the model's predictions; FedRANE's features are on the unit sphere."""
     fedrane.run(quick(method=method, rounds=1), tmp_path / "run")
     models = fedrane.load(tmp_path / "run")
@@ -75,7 +75,7 @@ def test_where_the_dataset_is_not_here(tmp_path: Path) -> None:
         points(read(Folder(tmp_path / "mine")))
 
 
-def test_what_cannot_be_placed_is_told_and_does_not_crash() -> None:
+def test_what_cannot_be_placed_is_reported_and_does_not_crash() -> None:
     """The library's t-SNE ends the process if all points are the same."""
     rng = np.random.default_rng(0)
     for values in (np.zeros((200, 16)), np.full((200, 16), 3.7), rng.normal(size=(3, 16))):

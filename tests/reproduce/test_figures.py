@@ -13,7 +13,7 @@ from PIL import Image
 from fedrane.reproduce import draw, records, tables
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Selection, targets
-from fedrane.run import run
+from fedrane.runner import run
 from problems import quick
 
 METHODS = ("fedavg", "fedrane-wo-lra")
@@ -53,7 +53,7 @@ def test_a_figure_shows_its_methods(
     assert done.go()
     assert {done.status(cell) for cell in done.cells} == {"done"}
     files = drawn(name, done, tmp_path, asked)
-    assert sorted(files) == [".png", ".svg"]
+    assert sorted(files) == [".pdf", ".png", ".svg"]
     text = words(files[".svg"])
     assert all(word in text for word in expected), text
     pixels = np.asarray(Image.open(files[".png"]).convert("L"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrane.reproduce.tables import mark_best
+from fedrane.report.tables import mark_best
 from fedrane.reproduce.targets import COMPARISON, Condition, in_paper, paper, paper_alphas, row, targets
 
 SOURCE = Path(__file__).with_name("paper-tables.tex")

@@ -101,12 +101,6 @@ def test_the_best_is_bold_and_the_best_comparison_method_underlined(filled: Swee
 
 def test_where_less_is_better_the_least_is_bold() -> None:
     assert not tables.MEASURES["cosine-spread"].highest
-    assert tables.mark_best({"a": -0.1, "b": -0.2}, set()) == {"a": "bold"}
-
-
-def test_equals_share_the_mark() -> None:
-    marks = tables.mark_best({"a": 0.9, "b": 0.9, "c": 0.8, "d": 0.8, "e": None}, {"b", "c", "d"})
-    assert marks == {"a": "bold", "b": "bold", "c": "underline", "d": "underline"}
 
 
 def test_csv_has_every_figure_once(filled: Sweep) -> None:
@@ -144,10 +138,6 @@ def test_latex_tables_are_whole(filled: Sweep) -> None:
     assert text.count("{") == text.count("}")
     assert "\\textbf{" in text
     assert "\\underline{" in text
-
-
-def test_latex_escapes_what_is_special() -> None:
-    assert tables.tex("a_b & 5 % of {x} – α") == r"a\_b \& 5 \% of \{x\} -- $\alpha$"
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def test_a_mistake_in_an_own_target_is_named(tmp_path: Path, wrong: dict[str, ob
 
 
 @pytest.mark.parametrize("word", ["engine=flowr", "model=mlpp", "model=nofile.py:net", "partition.file=nofile.npz"])
-def test_a_misspelt_word_is_told_before_any_cell(word: str) -> None:
+def test_a_misspelt_word_is_reported_before_any_cell(word: str) -> None:
     with pytest.raises(ConfigError, match=word.partition("=")[2].partition(":")[0]):
         cells(targets("table-gfl")[0], Selection(("digits",), seeds=(0,), words=(word,)))
 

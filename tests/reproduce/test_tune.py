@@ -22,6 +22,7 @@ from fedrane.training.setup import make_partition
 from problems import table
 
 CONDITION = Condition("digits", 0.5)
+ENTRY = "[[tuned]]\nmethod = {}\ndataset = {}\nalpha = {}\nsettings = {}\n"
 WORDS = ("model=mlp", "clients=4", "epochs=1", "batch=32", "rounds=2", "device=cpu")
 
 
@@ -135,7 +136,14 @@ def test_two_tunings_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     ("content", "message"),
     [
         ("x = 1", "no entry"),
-        ("[[tuned]]\nmethod = 'fedavg'", "lacks its"),
+        ("[[tuned]]\nmethod = 'fedavg'", "the dataset of an entry is missing, or is no str"),
+        (ENTRY.format("['x']", "'digits'", "0.5", "{}"), "the method of an entry"),
+        (ENTRY.format("'fedavg'", "3", "0.5", "{}"), "the dataset of an entry"),
+        (ENTRY.format("'fedavg'", "'digits'", "true", "{}"), "the alpha of an entry"),
+        (ENTRY.format("'fedavg'", "'digits'", "1", "3"), "the settings of an entry is missing, or is no dict"),
+        ("tuned = 3", "has no entry"),
+        ("tuned = [1]", "the method of an entry"),
+        (f"x = {'[' * 5000}", "recursion"),
         ("[[tuned]]\nmethod = 'fedavgg'\ndataset = 'digits'\nalpha = 0.5\nsettings = {}", "'fedavgg' is not known"),
         ("x = ", "is not what fedrane tune writes"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import fedrane
 from fedrane import tree
 from fedrane.experiment import Experiment
 from fedrane.flower.project import AppConfig
+from fedrane.flower.roster import ROSTER
 from fedrane.training.run_folder import read
 from harness import environment, metrics
 
@@ -158,7 +160,9 @@ class Federation:
         keys = [word.partition("=")[0] for word in words]
         page = [word for word in command.split() if word.partition("=")[0] not in keys]
         self.do(" ".join([*page, *words]))
-        return AppConfig.read(self.folder / name / f"app_{name.replace('-', '_')}")
+        package = self.folder / name / f"app_{name.replace('-', '_')}"
+        shutil.copy(self.folder / "trial" / "app_trial" / ROSTER, package)  # of the same clients
+        return AppConfig.read(package)
 
     def submit(self, app: str = "trial", out: str = "run", **config: Any) -> str:
         """The page's command, to its end."""

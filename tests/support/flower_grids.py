@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -65,8 +66,9 @@ class LoopGrid(Grid):
         down: Change | None = None,
         up: Change | None = None,
         configs: dict[int, Any] | None = None,
+        keys: dict[int, bytes] | None = None,
     ) -> None:
-        self.configs = dict(configs or {})
+        self.configs, self.keys = dict(configs or {}), dict(keys or {})
         self.app, self.down, self.up = app, down or (lambda m: m), up or (lambda m: m)
         self.online = {1000 + 7 * k: k for k in nodes}
         self.contexts: dict[int, Context] = {}
@@ -78,6 +80,9 @@ class LoopGrid(Grid):
 
     def join(self, client: int, node: int) -> None:
         self.online[node] = client
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(k, b"")) for node, k in self.online.items()]
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.online)

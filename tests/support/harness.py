@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedrane.training.digests import DIGEST
 from fedrane.training.run_folder import CALIBRATION, CONFIG, METADATA, METRICS, PARTITION, SUMMARY, TIMINGS
 
 DRIVER = Path(__file__).parent.parent / "process" / "driver.py"
@@ -165,7 +166,9 @@ def lines(run: Path) -> int:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    """Without their digests."""
+    records = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != DIGEST} for record in records]
 
 
 def untimed(record: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrane import Algorithm, Callback, Context, Experiment, Model, Outcome
+from fedrane import Algorithm, Callback, Context, Experiment, Model, Outcome, State, tree
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Federation
 from fedrane.data.partition import Split
 from fedrane.engines.processes import impossible
+from fedrane.engines.sequential import Sequential
 from fedrane.methods import METHODS
+from fedrane.methods.fedavg import FedAvg
 from fedrane.models import split_head
 from fedrane.ops.sgd import SGD
 from fedrane.task import Batch, Task
 from fedrane.testing.conformance import blobs
+from fedrane.tree import Tensors
 
 DOUBLE = torch.float64
 FORKS = pytest.mark.skipif(bool(impossible()), reason=f"no processes here: {impossible()}")
@@ -33,8 +36,13 @@ def slow_except(fast: Collection[str], names: Iterable[str]) -> list[Any]:
     return [name if name in fast else pytest.param(name, marks=SLOW) for name in names]
 
 
-EVERY_METHOD = slow_except([name for name, entry in METHODS.items() if not entry.preset], METHODS)
-"""Of which a method with an option off is slow."""
+KINDS = (
+    *("fedavg", "local", "scaffold", "feddyn", "moon", "median", "fedfv", "fedmtl", "fedper", "pfedme", "ditto"),
+    *("apple", "fedrod", "fedbabu", "fedproto", "spherefed", "fedrane"),
+)
+"""Of each kind one: what is kept, sent and aggregated, which models there are, what comes after the last round."""
+EVERY_METHOD = slow_except(KINDS, METHODS)
+"""Of which those that are like one of the kinds are slow."""
 ALWAYS_TESTED = ("fedavg", "scaffold", "fedbabu")
 """Methods that are quick: without a state, with one at both sides, with training at the end."""
 
@@ -67,8 +75,7 @@ def federation(
         head,
         dataset.shape,
         len(dataset.classes),
-        sgd=sgd or SGD(),
-        **settings,
+        **{"optimizer": sgd or SGD(), **settings},
     )
     train = tuple(np.array(examples, dtype=np.int64) for examples in clients)
     nothing = tuple(np.zeros(0, np.int64) for _ in clients)
@@ -126,3 +133,20 @@ class Quadratics:
     def point(self, params: dict[str, Tensor]) -> Tensor:
         """The numbers that count."""
         return params["head.weight"].flatten()[: self.centres.shape[1]]
+
+    def losses(self, point: Tensor) -> Tensor:
+        """Of all clients."""
+        away = point - self.centres
+        return 0.5 * (away[:, None] @ self.curvatures @ away[..., None]).flatten()
+
+
+def server_rounds(method: Algorithm, count: int = 4) -> Iterator[tuple[Tensors, Tensors, State]]:
+    """The model before each round, the average change that FedAvg would have made, and the server after it."""
+    fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
+    server = method.init(fed.task, fed.roster)
+    for round in range(1, count + 1):
+        sent = Sequential(method, fed).train_round(server, {}, [0, 1], round, 0.1, 1)
+        averaged, _ = FedAvg().aggregate(fed.task, server, sent.ups, sent.cohort)
+        before = server.model.params
+        server, _ = method.aggregate(fed.task, server, sent.ups, sent.cohort)
+        yield before, tree.sub(averaged.model.params, before), server

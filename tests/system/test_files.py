@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedrane.errors import ConfigError, FedraneError, FileError
+from fedrane.errors import ConfigError, FedraneError, FileError, TooLarge
 from fedrane.system.files import (
     MARK,
     PARTS,
@@ -19,6 +19,7 @@ from fedrane.system.files import (
     as_toml,
     is_ours,
     private_folder,
+    read_text,
     require_new,
     take,
     user_path,
@@ -45,6 +46,22 @@ def test_a_path_that_may_be_is_expanded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").touch()
     assert user_path("~/file/below") == tmp_path / "file" / "below"
+
+
+def test_only_plain_text_of_a_size_that_fits_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may never end, as a pipe that nobody writes to; an empty file may have any size."""
+    plain, pipe, giant = (tmp_path / name for name in ("plain", "pipe", "giant"))
+    plain.write_text("é", encoding="utf-8")
+    assert read_text(plain) == "é"
+    os.mkfifo(pipe)
+    for endless in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a plain file"):
+            read_text(endless)
+    monkeypatch.setenv("FEDRANE_MEMORY", "1")
+    with giant.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(TooLarge, match=r"giant needs about 8 TiB"):
+        read_text(giant)
 
 
 def test_two_who_write_a_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

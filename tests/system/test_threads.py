@@ -205,8 +205,8 @@ def test_a_folder_from_before_there_were_threads_is_resumed(tmp_path: Path) -> N
 
 def test_a_comparison_goes_on_in_folders_that_name_what_was_left_open(tmp_path: Path) -> None:
     wanted = {"fedavg": quick(engine="auto", rounds=1)}
-    assert compare(wanted, [0], tmp_path)
-    assert compare(wanted, [0], tmp_path), "it is the same experiment"
+    assert compare(wanted, seeds=[0], out=tmp_path)
+    assert compare(wanted, seeds=[0], out=tmp_path), "it is the same experiment"
 
 
 # ---- on machines with another number of cores

@@ -27,6 +27,7 @@ from fedrane.training.calibration import RANGE, TRAINING, VALIDATION, ClientScor
 from fedrane.training.result import Result
 from fedrane.training.run_folder import CALIBRATION, Folder
 from harness import untimed
+from problems import EVERY_METHOD
 
 DIGITS = load("digits")
 
@@ -137,7 +138,7 @@ def test_personal_probabilities_are_near_the_truth() -> None:
     assert calibration_error(chances, y) < 0.06 < 0.7 < calibration_error(raw, y)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_model_of_every_method_is_calibrated(name: str) -> None:
     result = conformance.trained(METHODS[name].cls(**METHODS[name].preset), rounds=2)
     assert set(result.calibration) == set(result.algorithm.models_on(result.task))
@@ -163,7 +164,7 @@ def test_test_examples_are_not_looked_at(share: float, which: str) -> None:
     assert calibration.calibrate(result, scrambled(result, "test").federation, None) != result.calibration
 
 
-def test_rows_are_answered_in_batches_where_answers_depend_on_them() -> None:
+def test_predictions_are_made_in_batches_where_they_depend_on_them() -> None:
     """With norm=batch, each client separately, in batches of the training size, as in an evaluation."""
     result = conformance.trained(FedAvg(), rounds=2, norm="batch")
     clients = []

@@ -42,7 +42,7 @@ def accuracy(scores: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fractions_are_answered_as_bytes_are(dtype: torch.dtype) -> None:
+def test_fractions_are_predicted_as_bytes_are(dtype: torch.dtype) -> None:
     torch.testing.assert_close(images()(BYTES.to(dtype) / 255), images()(BYTES))
 
 
@@ -160,10 +160,14 @@ def test_a_compiled_model_predicts_alike() -> None:
 # ---- files
 
 
+def shaped(*shape: int) -> Inputs:
+    return Inputs(shape, ("a", "b"), (0.0,) * shape[0], (1.0,) * shape[0])
+
+
 @pytest.mark.parametrize("x", [DIGITS.x_test, DIGITS.x_test / 255, (DIGITS.x_test / 255).astype(np.float32)])
 def test_examples_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
-    examples = np.stack([example for _, example in read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0)])
+    examples = np.stack([example for _, example in read_named_inputs(tmp_path / "x.npz", shaped(1, 8, 8), 0)])
     assert examples.dtype == np.uint8
     assert np.array_equal(examples, DIGITS.x_test)
 
@@ -181,7 +185,7 @@ def test_examples_of_a_file_are_bytes(x: Any, tmp_path: Path) -> None:
 def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x)
     with pytest.raises(DataError) as error:
-        list(read_named_inputs(tmp_path / "x.npz", (1, 8, 8), 0))
+        list(read_named_inputs(tmp_path / "x.npz", shaped(1, 8, 8), 0))
     assert word in str(error.value)
     assert str(tmp_path / "x.npz") in str(error.value)
 
@@ -189,7 +193,7 @@ def test_a_file_of_other_images_is_refused(x: Any, word: str, tmp_path: Path) ->
 def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 5)))
     with pytest.raises(DataError, match="columns"):
-        list(read_named_inputs(tmp_path / "x.npz", (6,), 0))
+        list(read_named_inputs(tmp_path / "x.npz", shaped(6), 0))
 
 
 def test_the_metadata_of_an_older_version_is_enough() -> None:

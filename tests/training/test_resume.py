@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
+import pwd
 import re
 import shutil
 import sys
@@ -28,11 +30,12 @@ from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.methods import METHODS, Method
 from fedrane.report.comparison import compare
 from fedrane.report.runs import gather
+from fedrane.system import named_code
 from fedrane.testing.conformance import blobs, network, states
-from fedrane.training import loop, run_folder, sessions, user_code
+from fedrane.training import digests, loop, run_folder, sessions
 from fedrane.training.run_folder import METADATA, SESSIONS, Folder, round_of
 from harness import USER_METHODS
-from problems import Listener, dense, quick
+from problems import EVERY_METHOD, Listener, dense, quick
 
 
 def stopped(experiment: Experiment, out: Path, after: int = 1, **more: Any) -> fedrane.Result:
@@ -46,6 +49,12 @@ def stopped(experiment: Experiment, out: Path, after: int = 1, **more: Any) -> f
 def entries(run: Path) -> list[dict[str, Any]]:
     checkpoint: list[dict[str, Any]] = json.loads((run / SESSIONS).read_text())
     return checkpoint
+
+
+def edited(run: Path, **changes: Any) -> None:
+    """Other metadata, with the digest that they should have: as of another version, or of an attacker."""
+    folder = Folder(run)
+    folder.write_metadata(folder.read_metadata() | changes)
 
 
 def files(run: Path) -> dict[Path, bytes]:
@@ -166,7 +175,7 @@ def test_a_change_can_be_accepted_and_is_recorded(tmp_path: Path) -> None:
     for seed in (1, 0):
         npz(data, seed)
         with pytest.raises(CheckpointError, match=r"own\.npz changed since the run began, which was accepted"):
-            compare({"m": e}, [0], tmp_path / "all")
+            compare({"m": e}, seeds=[0], out=tmp_path / "all")
     (note,) = gather([run])[1]
     assert "which was accepted" in note
 
@@ -177,7 +186,8 @@ def test_known_data_that_changed_stop_a_resume(tmp_path: Path, monkeypatch: pyte
     x = digits.x.copy()
     x[0, 0, 0, 0] ^= 1
     other = Dataset("digits", x, digits.y, digits.x_test, digits.y_test, digits.classes, digits.mean, digits.std)
-    monkeypatch.setattr(catalogue, "_digits", lambda: other)
+    changed = dataclasses.replace(catalogue.EMBEDDED["digits"], read=lambda: other)
+    monkeypatch.setitem(catalogue.EMBEDDED, "digits", changed)  # type: ignore[index]
     with pytest.raises(CheckpointError, match="the dataset digits changed"):
         fedrane.resume(tmp_path / "run")
 
@@ -204,9 +214,9 @@ def test_data_handed_over_are_known_by_their_normalisation(tmp_path: Path, part:
         fedrane.resume(tmp_path / "run", dataset=other)
     close = replace(examples, **{part: (float(np.nextafter(values[0], 9.0)), *values[1:])})
     assert fedrane.resume(tmp_path / "run", dataset=close).finished
-    metadata = json.loads((tmp_path / "old" / METADATA).read_text())
-    del metadata["fingerprints"]["normalisation"]  # as in a folder of an older version
-    (tmp_path / "old" / METADATA).write_text(json.dumps(metadata))
+    prints = json.loads((tmp_path / "old" / METADATA).read_text())["fingerprints"]
+    del prints["normalisation"]  # as in a folder of an older version
+    edited(tmp_path / "old", fingerprints=prints)
     assert fedrane.resume(tmp_path / "old", dataset=examples).finished
 
 
@@ -258,7 +268,7 @@ def more(run: Path) -> None:
 
 
 def table(run: Path) -> None:
-    compare({"fedavg": quick(rounds=1)}, [0], run.parent.parent)
+    compare({"fedavg": quick(rounds=1)}, seeds=[0], out=run.parent.parent)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +317,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("norm", ["shared", "local"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tmp_path: Path) -> None:
     """So that states of another version can be recognised; before the post-training stage and after it."""
     e = quick(method=method, rounds=2, participation=0.6, model_head="head", norm=norm)
@@ -347,7 +357,7 @@ def user_method(tmp_path: Path, **changes: Any) -> tuple[Path, Experiment]:
 
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As another user on another machine."""
-    monkeypatch.setattr(user_code, "_named", set())
+    monkeypatch.setattr(named_code, "_named", set())
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
 
 
@@ -414,7 +424,7 @@ def test_code_of_somebody_elses_folder_is_not_run(tmp_path: Path, monkeypatch: p
     forget(monkeypatch, tmp_path)
     assert fedrane.load(tmp_path / "run", trust_code=True).round == 4
     assert fedrane.load(tmp_path / "run").round == 4
-    monkeypatch.setattr(user_code, "_named", set())
+    monkeypatch.setattr(named_code, "_named", set())
     assert fedrane.load(tmp_path / "run").round == 4, "as another process of the same user"
 
 
@@ -427,6 +437,7 @@ def test_a_folder_cannot_name_any_function_as_its_network(
     forget(monkeypatch, tmp_path)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('model = "mlp"', f'model = "{function}"'))
+    edited(tmp_path / "run", settings={})
     where, name = function.split(":")
     monkeypatch.setattr(f"{where}.{name}", lambda *a: pytest.fail("it was called"))
     for action in (fedrane.load, fedrane.resume):
@@ -435,9 +446,8 @@ def test_a_folder_cannot_name_any_function_as_its_network(
     for action in (fedrane.load, fedrane.resume):
         with pytest.raises(ConfigError, match=f"model={function} is not a network"):
             action(tmp_path / "run", trust_code=True)
-    metadata = json.loads((tmp_path / "run" / METADATA).read_text())
-    metadata["inputs"]["shape"] = ["touch", str(tmp_path / "made")]
-    (tmp_path / "run" / METADATA).write_text(json.dumps(metadata))
+    inputs = json.loads((tmp_path / "run" / METADATA).read_text())["inputs"]
+    edited(tmp_path / "run", inputs=inputs | {"shape": ["touch", str(tmp_path / "made")]})
     with pytest.raises(CheckpointError, match="touch"):
         fedrane.load(tmp_path / "run", trust_code=True)
     assert not (tmp_path / "made").exists()
@@ -459,6 +469,42 @@ def test_code_that_is_refused_or_trusted_is_said_with_its_digest(
     assert f"trusted, and loaded from {said}" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:.*is not used")
+@pytest.mark.parametrize("words", [[], ["method=fedavg", "model=mlp"]], ids=["as it is", "overridden"])
+def test_a_run_folders_configuration_cannot_name_code_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """``fedrane run RUN/config.toml``: not even where words name another method, unless a word names the code."""
+    file, e = user_method(tmp_path, rounds=1)
+    fedrane.run(e, tmp_path / "run")
+    config = str(tmp_path / "run" / "config.toml")
+    forget(monkeypatch, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(fedrane.system.loading, "_from_file", lambda *a: pytest.fail("code was run"))
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        with pytest.raises(
+            ConfigError, match=rf"config.toml names code: .*SHA-256 {digest}.*yourself.*method=\S+own.py"
+        ):
+            fedrane.run([config, *words])
+    named = [f"method={file}:Gliding", f"model={file}:network"]
+    assert fedrane.run([config, *named], tmp_path / "named").finished
+    assert fedrane.run([config, *words], tmp_path / "again").finished
+
+
+def test_code_that_an_own_file_names_is_reported_once_with_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, e = user_method(tmp_path, rounds=1)
+    (tmp_path / "mine.toml").write_text(e.to_toml())
+    forget(monkeypatch, tmp_path)
+    for _ in range(2):
+        Experiment.from_toml(tmp_path / "mine.toml")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (
+        caplog.text.count(f"names code: method={file}:Gliding; trusted, and loaded from {file} (SHA-256 {digest})") == 1
+    )
+
+
 @pytest.mark.parametrize("key", ["method", "algorithm", '"method.name"'])
 def test_a_folder_names_its_method_in_any_form(tmp_path: Path, key: str) -> None:
     """``method = "…"`` is the short form of a table with a name."""
@@ -472,6 +518,21 @@ def test_a_folder_names_its_method_in_any_form(tmp_path: Path, key: str) -> None
     assert not (tmp_path / "made").exists()
 
 
+def test_an_account_without_a_home_can_run_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again next time, since nothing can be remembered."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    (tmp_path / "mine.py").write_text("from fedrane.methods.fedavg import FedAvg\nclass Mine(FedAvg): ...\n")
+    experiment = quick(method=f"{tmp_path / 'mine.py'}:Mine", rounds=1)
+    assert fedrane.run(experiment, tmp_path / "run").finished
+    assert fedrane.load(tmp_path / "run").round == 1
+
+
 @pytest.mark.parametrize("moved", [True, False])
 def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> None:
     """A folder may not have any other function of it called; by its path as by its content."""
@@ -481,8 +542,7 @@ def test_only_what_was_named_of_a_file_is_known(tmp_path: Path, moved: bool) -> 
     other.write_text(USER_METHODS.read_text())
     text = config.read_text().replace(f"{file}:network", f"{other if moved else file}:Path")
     config.write_text(text)
-    metadata = json.loads((tmp_path / "run" / METADATA).read_text())
-    (tmp_path / "run" / METADATA).write_text(json.dumps(metadata | {"sources": {}}))
+    edited(tmp_path / "run", sources={})
     with pytest.raises(ConfigError, match="names code: model="):
         fedrane.load(tmp_path / "run")
 
@@ -756,10 +816,12 @@ def test_a_checkpoint_with_another_header_is_one_clear_error(tmp_path: Path, cha
     (path,) = Folder(tmp_path / "run").checkpoints()
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["fedrane"])
-    text = change if isinstance(change, str) else json.dumps(header | change)
-    save_file(load_file(path), path, {"fedrane": text})
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        run_folder.read(path)
+    del header[digests.DIGEST]
+    changed = [change] if isinstance(change, str) else [header | change, *digests.add([header | change], "")]
+    for text, why in zip(map(json.dumps, changed), ("is not as it was written", "cannot be read"), strict=False):
+        save_file(load_file(path), path, {"fedrane": change if isinstance(change, str) else text})
+        with pytest.raises(CheckpointError, match="cannot be read" if isinstance(change, str) else why):
+            run_folder.read(path)
 
 
 def test_checkpoints_beyond_six_digits_are_seen_in_order(tmp_path: Path) -> None:

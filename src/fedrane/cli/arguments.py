@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedrane.cli import completion
 from fedrane.cli.console import console_for, print_message
-from fedrane.config import effects
-from fedrane.config.settings import Notice, as_messages, parse
 from fedrane.errors import ConfigError
-from fedrane.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedrane.config.settings import Layer, Notice
+    from fedrane.experiment import Experiment
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FILE.toml] [key=value …]", help="A file, and settings that override it.", show_default=False
+        metavar="[FILE.toml] [key=value …]",
+        help="A file, and settings that override it.",
+        show_default=False,
+        autocompletion=completion.words,
     ),
 ]
 Trust = Annotated[
@@ -29,46 +34,76 @@ DataRoot = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard scalars into the run folder.")]
+Wandb = Annotated[
+    bool, typer.Option("--wandb", help="Also log to Weights & Biases (project: $WANDB_PROJECT, or fedrane).")
+]
+MLflow = Annotated[
+    bool, typer.Option("--mlflow", help="Also log to MLflow (server or file: $MLFLOW_TRACKING_URI, or MLflow's own).")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+BestSettings = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuned", help="Use the settings that 'fedrane tune' found; key=value overrides them.", show_default=False
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 
-def experiment_of(words: Sequence[str] | None, data_root: str = "") -> Experiment:
+def experiment_of(words: Sequence[str] | None, data_root: str = "", tuned: Path | None = None) -> Experiment:
     """The experiment of a file and the settings that override it. Values of the file that are not used are reported."""
-    (experiment,) = experiments_of(words, lambda given: {"": given}, data_root).values()
-    return experiment
+    from fedrane.config.words import experiments_of
+
+    best = TunedFile(tuned) if tuned else None
+    made, unused = experiments_of(
+        with_data_root(words or (), data_root), lambda given: {"": given}, best.layer if best else None
+    )
+    note(unused)
+    if best:
+        best.report(made)
+    return made[""]
 
 
-def experiments_of(
-    words: Sequence[str] | None, share: Callable[[dict[str, str]], Mapping[str, Mapping[str, str]]], data_root: str = ""
-) -> dict[str, Experiment]:
-    """Several experiments of one file and the settings that override it; ``share`` deals out the settings by label.
+class TunedFile:
+    """A file of ``fedrane tune``: settings that override those of the experiment's file."""
 
-    Values of the file that none of them uses are reported on standard error.
-    """
-    words = list(words or [])
-    files = [word for word in words if word.endswith(".toml") and "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(f"{' and '.join(files)}", "one experiment is one file", "Override it with key=value")
-    given = parse(with_data_root([word for word in words if word not in files], data_root))
-    made: dict[str, Experiment] = {}
-    unused: list[list[Notice]] = []
-    for label, mine in share(given).items():
-        asked, notices = Experiment.asked([f"{k}={v}" for k, v in mine.items()], Path(files[0]) if files else None)
-        made[label], idle = effects.settle(asked)
-        unused.append(notices + idle)
-    note(notice for notice in unused[0] if all(_about(notice, other) for other in unused))
-    return made
+    def __init__(self, path: Path) -> None:
+        from fedrane.reproduce import tune
+
+        self.path, self.tune, self.entries = path, tune, tune.read(path)
+
+    def layer(self, experiment: Experiment) -> Layer | None:
+        return self.tune.layer(self.path, self.entries, experiment)
+
+    def report(self, made: Mapping[str, Experiment]) -> None:
+        """Print which settings come from the file, and who has none there."""
+        from fedrane.config.settings import NAME, dotted
+
+        without = [label or e.method_name for label, e in made.items() if self.layer(e) is None]
+        if len(without) == len(made):
+            have = dict.fromkeys(f"{entry['method']} on {entry['dataset']}" for entry in self.entries)
+            dataset = next(iter(made.values())).dataset
+            what = f"{self.path} has nothing for {', '.join(without)} on {dataset}"
+            raise ConfigError(what, f"it has settings of {', '.join(have)}", "Find others with fedrane tune")
+        for label, e in made.items():
+            values, origin = dotted(e.to_dict()), e.origin or {}
+            chosen = [f"{key}={values[key]}" for key, by in origin.items() if by == str(self.path) and key != NAME]
+            if chosen:
+                print_note(f"{label or e.method_name}: {' '.join(chosen)} from {self.path}")
+        if without:
+            print_note(f"{self.path} has nothing for {', '.join(without)}")
 
 
 def note(notices: Iterable[Notice]) -> None:
     """Report on standard error what is not used."""
+    from fedrane.config.settings import as_messages
+
     for text in as_messages(notices):
-        print_message(console_for(True), f"note: {text}")
+        print_note(text)
 
 
-def _about(notice: Notice, others: Iterable[Notice]) -> bool:
-    return any((notice.source, notice.key) == (other.source, other.key) for other in others)
+def print_note(text: str) -> None:
+    print_message(console_for(True), f"note: {text}")
 
 
 def with_data_root(words: Sequence[str], data_root: str) -> list[str]:

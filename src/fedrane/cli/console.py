@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedrane.system import terminal
+
 INTERRUPTED = 130
 
 
@@ -46,7 +48,7 @@ class Stop:
 
 def console_for(as_json: bool) -> Console:
     """Standard output, or standard error if standard output carries JSON."""
-    return Console(stderr=as_json, emoji=False)
+    return terminal.console(stderr=as_json)
 
 
 def print_message(console: Console, text: str) -> None:

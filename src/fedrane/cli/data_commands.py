@@ -7,23 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from fedrane.cli import completion
 from fedrane.cli.arguments import DataRoot, Force, Json, Words, experiment_of, note
 from fedrane.cli.console import console_for, plain_table, print_message, show, write_line
-from fedrane.config.effects import uses_alpha
-from fedrane.data import catalogue, download
-from fedrane.data import partition as partitions
 from fedrane.system.files import require_new
-from fedrane.training.setup import as_dataset, make_partition, settled
 
 data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
 
 
 def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
     """List the known datasets: which are on this machine, and how to get the others."""
+    from fedrane.data import catalogue
+
     root = catalogue.data_root(data_root or None)
     states = catalogue.status(root)
     if as_json:
@@ -33,15 +30,23 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
     table = plain_table("dataset", "classes", "shape", "train", "test", "where, or how to get it")
     for known in states:
         shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
-        table.add_row(known.name, str(known.classes), shape, f"{known.train:,}", f"{known.test:,}", where)
+        sizes = ("as made" if count is None else f"{count:,}" for count in (known.train, known.test))
+        table.add_row(known.name, str(known.classes), shape, *sizes, where)
     console = console_for(False)
     show(console, table)
     console.print(f"data root: {root}", highlight=False, soft_wrap=True)
 
 
 @data_app.command("get")
-def get_command(name: Annotated[str, typer.Argument(help="A dataset's name.")], data_root: DataRoot = "") -> None:
+def get_command(
+    name: Annotated[str, typer.Argument(help="A dataset's name.", autocompletion=completion.dataset)],
+    data_root: DataRoot = "",
+) -> None:
     """Download a dataset, or the rest of one, and verify its checksums."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedrane.data import catalogue, download
+
     console = console_for(False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console) as bar:
@@ -62,27 +67,44 @@ def partition_command(
     save: Annotated[Path | None, typer.Option("--save", help="Save the partition, for partition.file=…")] = None,
     force: Force = False,
     data_root: DataRoot = "",
+    as_json: Json = False,
 ) -> None:
-    """Show how an experiment's examples are spread over its clients, without training."""
+    """Show how an experiment's examples are spread over its clients and how much these differ, without training."""
+    from fedrane.config.effects import uses_alpha
+    from fedrane.data import partition as partitions
+    from fedrane.data.heterogeneity import Heterogeneity
+    from fedrane.training.setup import as_dataset, make_partition, settled
+
     require_new(plot, force)
     require_new(save, force)
     experiment = experiment_of(settings, data_root)
     dataset = as_dataset(experiment, None)
     experiment, unused = settled(experiment, dataset, False, False)
-    console = console_for(False)
+    console = console_for(as_json)
     note(unused)
+    for text in dataset.notes:
+        print_message(console, text)
     partition = make_partition(experiment, dataset)
+    experiment.skew.check(dataset.shape)
     counts = partition.counts(dataset.y, len(dataset.classes))
-    held = (counts > 0).sum(1)
+    measured = Heterogeneity.of(counts)
     how = experiment.partition
     title = f"{experiment.dataset}, {len(counts)} clients, {how.kind}" + (
         f", α {how.alpha:g}" if uses_alpha(how) else ""
     )
     print_message(console, title)
     table = plain_table("", "fewest", "median", "most")
-    for name, values in (("examples per client", counts.sum(1)), ("classes per client", held)):
-        table.add_row(name, *(f"{v:,.0f}" for v in (values.min(), np.median(values), values.max())))
+    for name, values in (("examples per client", measured.sizes), ("classes per client", measured.classes)):
+        table.add_row(name, *(f"{v:,.0f}" for v in values))
     console.print(table)
+    for text in measured.lines():
+        print_message(console, text)
+    if experiment.skew.on:
+        print_message(console, f"feature skew: {experiment.skew.described()}")
+    if as_json:
+        settings_of = {"dataset": experiment.dataset, "clients": len(counts), "seed": experiment.seed}
+        described = {**settings_of, "partition": asdict(how), "skew": asdict(experiment.skew), **asdict(measured)}
+        write_line(json.dumps({**described, "labels": counts.tolist()}) + "\n")
     if plot:
         from fedrane.report.partition_plot import draw  # matplotlib is slow to import
 

@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedrane import methods
-from fedrane.algorithm import GLOBAL, PERSONAL
+from fedrane.cli import completion
 from fedrane.cli.arguments import DataRoot, with_data_root
 from fedrane.cli.console import INTERRUPTED, Stop, console_for, plain_table, print_message, show, write_line
-from fedrane.cli.progress import watching
 from fedrane.errors import ConfigError, nearest
-from fedrane.report.style import clock, count, percent
-from fedrane.reproduce import records, tables, tune
-from fedrane.reproduce.estimate import Speeds
-from fedrane.reproduce.results import DONE, FAILED, ResultStore
-from fedrane.reproduce.sweep import ABSENT, ELSEWHERE, UNKNOWN, WAITING, Sweep, counts
-from fedrane.reproduce.targets import (
-    ALL,
-    Cell,
-    Condition,
-    Selection,
-    Target,
-    absent,
-    best_settings,
-    cells,
-    conditions_of,
-    known,
-    parse_seeds,
-    targets,
-)
-from fedrane.system.files import require_ours, take, write_atomically
-from fedrane.training.callbacks import Callback
-from fedrane.training.run_folder import CONFIG
+from fedrane.reproduce.names import ALL, known
+from fedrane.system.files import require_ours, take, taking, write_atomically
+
+if TYPE_CHECKING:
+    from fedrane.reproduce import tune
+    from fedrane.reproduce.sweep import Sweep
+    from fedrane.reproduce.targets import Cell, Selection, Target
+    from fedrane.training.callbacks import Callback
 
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value …]", help="Settings of the experiments.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="[key=value …]",
+        help="Settings of the experiments.",
+        show_default=False,
+        autocompletion=completion.words,
+    ),
 ]
-Dataset = Annotated[str, typer.Option("--dataset", help="Names, comma-separated (default: the target's).")]
+Dataset = Annotated[
+    str,
+    typer.Option(
+        "--dataset", help="Names, comma-separated (default: the target's).", autocompletion=completion.datasets
+    ),
+]
 Methods = Annotated[
-    str, typer.Option("--methods", help="Names, comma-separated, yours as path.py:Class; 'all' is the target's list.")
+    str,
+    typer.Option(
+        "--methods",
+        help="Names, comma-separated, yours as path.py:Class; 'all' is the target's list.",
+        autocompletion=completion.methods,
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Rounds (the paper's: 100).", show_default=False)]
 Results = Annotated[Path, typer.Option("--results", help="The folder of results, one line for each cell.")]
@@ -55,14 +54,21 @@ Retry = Annotated[bool, typer.Option("--retry", help="Run failed cells again, fr
 Json = Annotated[bool, typer.Option("--json", help="One JSON line for each cell on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the tables only.")]
 RESULTS, OUT = Path("experiments/results"), Path("runs/reproduce")
-OWN = ("reproduction", f"*/*/{CONFIG}")
+OWN = ("reproduction", "*/*/config.toml")
 """The purpose of the folder ``--out``, and the pattern of the files in it that only we write."""
 MEASURING = 120.0
 """Seconds that a dry run spends on measuring speeds."""
 
 
 def reproduce_command(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=f"{', '.join([*known(), ALL])}, or a TOML file.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help=f"{', '.join([*known(), ALL])}, or a TOML file.",
+            autocompletion=completion.target,
+        ),
+    ],
     settings: Words = None,
     dataset: Dataset = "",
     alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters, comma-separated.")] = "",
@@ -94,6 +100,19 @@ def reproduce_command(
     Only the cells that are missing are run. If it was stopped or killed, the same command goes on. Settings such as
     epochs=1 are for all methods, fedprox.strength=1 for one.
     """
+    from fedrane.reproduce import tune
+    from fedrane.reproduce.results import FAILED, ResultStore
+    from fedrane.reproduce.sweep import UNKNOWN, Sweep
+    from fedrane.reproduce.targets import (
+        Selection,
+        absent,
+        best_settings,
+        cells,
+        conditions_of,
+        parse_seeds,
+        targets,
+    )
+
     console = console_for(as_json)
     if (measure or measuring is not None) and not dry_run:
         raise ConfigError("--measure without --dry-run", "what is run is measured anyway", "Leave it out")
@@ -151,9 +170,16 @@ def reproduce_command(
 
 
 def tune_command(
-    names: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or several, comma-separated.")],
+    names: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD", help="A method, or several, comma-separated.", autocompletion=completion.methods
+        ),
+    ],
     settings: Words = None,
-    dataset: Annotated[str, typer.Option("--dataset", help="Names, comma-separated.")] = "digits",
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="Names, comma-separated.", autocompletion=completion.datasets)
+    ] = "digits",
     alpha: Annotated[str, typer.Option("--alpha", help="Dirichlet parameters, comma-separated.")] = "0.5",
     seeds: Annotated[str, typer.Option("--seeds", help="A count (2), a range (2-4), or a list (1,7).")] = "1",
     rounds: Rounds = None,
@@ -161,19 +187,34 @@ def tune_command(
         list[str] | None, typer.Option("--grid", help="key=v1,v2 instead of the method's own grid; may be repeated.")
     ] = None,
     validation: Annotated[float, typer.Option("--validation", help="The share of examples to validate on.")] = 0.2,
-    measure: Annotated[str, typer.Option("--measure", help="global, personal, or both (their mean).")] = tune.BOTH,
+    measure: Annotated[str, typer.Option("--measure", help="global, personal, or both (their mean).")] = "both",
     data_root: DataRoot = "",
-    tuned: Annotated[Path, typer.Option("--tuned", help="The file to write.")] = Path("experiments/tuned.toml"),
-    results: Results = RESULTS,
-    out: Out = OUT,
+    out: Annotated[Path, typer.Option("--out", help="The folder of trials and their results.")] = Path("runs/tuned"),
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--tuned", help="The file to write, or to add to (default: tuned.toml in --out).", show_default=False
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="The folder of results (default: results in --out).", show_default=False),
+    ] = None,
     retry: Retry = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search a method's best settings on validation examples, for 'fedrane reproduce --tuned'.
+    """Search a method's best settings on validation examples, for --tuned of run, compare and reproduce.
 
     Test examples are never used. The grid is the method's own, and learning rates; a setting such as lr=0.1 replaces
     the values of its key. Finished trials are kept: if it was stopped, the same command goes on.
     """
+    from fedrane import methods
+    from fedrane.reproduce import tune
+    from fedrane.reproduce.results import ResultStore
+    from fedrane.reproduce.sweep import ELSEWHERE, Sweep, counts
+    from fedrane.reproduce.targets import Condition, Selection, absent, parse_seeds
+    from fedrane.training.wording import count
+
     console = console_for(False)
     if measure not in tune.MEASURES:
         raise ConfigError(f"--measure {measure}", remedy=nearest(measure, tune.MEASURES))
@@ -187,9 +228,8 @@ def tune_command(
     for method in tuned_methods:
         if measure != tune.BOTH and measure not in methods.find(method).cls.models:
             raise ConfigError(f"{method} has no {measure} model", remedy=f"Use --measure {tune.BOTH}")
+    tuned, results = tuned or out / "tuned.toml", results or out / "results"
     store = ResultStore(results / "tune")
-    with tune.open_for_more(tuned):
-        pass  # an error here comes before the trials, not after
     written, failed = False, False
     chosen = tune.for_each(tuned_methods, selection)
     planned = [  # all of them first: a mistake is reported before the first trial
@@ -201,13 +241,20 @@ def tune_command(
         for method, each in chosen.items()
         for condition in conditions
     ]
-    take(out, *OWN)
+    with taking(out, *OWN), tune.open_for_more(tuned):
+        pass  # an error here comes before the trials, not after
     with Stop(console).listening() as stop:
         for method, condition, trials in planned:
             every = [cell for trial in trials for cell in trial.cells]
             sweep = Sweep(every, store, out / "tune", retry=retry, source=tune.TrialData(trials, validation))
-            if not sweep.go(_watch(console, quiet), stop, _logger(console, sweep, quiet)):
-                print_message(console, f"stopped; the same command goes on ({results})")
+            names_of = {cell.key: f"{cell.name}, {trial}" for trial in trials for cell in trial.cells}
+            if not quiet:
+                left = len(every) - len(sweep.waiting())
+                done = f"; {left} are done" if left else ""
+                what = f"{method} on {condition.dataset}, α {condition.alpha:g}: {tune.describe(trials)}{done}"
+                print_message(console, what)
+            if not sweep.go(_watch(console, quiet, names_of), stop, _logger(console, sweep, quiet, names_of)):
+                print_message(console, f"stopped; the same command goes on ({out})")
                 raise typer.Exit(INTERRUPTED)
             if others := counts(sweep).get(ELSEWHERE):
                 print_message(
@@ -224,7 +271,7 @@ def tune_command(
             tune.write(tuned, best)
             written = True
     if written:
-        print_message(console, f"written: {tuned}; use it with fedrane reproduce TARGET --tuned {tuned}")
+        print_message(console, f"written: {tuned}; use it with --tuned {tuned} (fedrane run, compare and reproduce)")
     if failed:
         raise typer.Exit(1)
 
@@ -260,6 +307,8 @@ def _root_in(words: Sequence[str] | None) -> str:
 
 def _check_target(target: Target) -> None:
     """A mistake in a user's target is reported before its cells are run."""
+    from fedrane.reproduce import records, tables
+
     measures = (*target.measures, *target.drawn, *target.panels)
     for key, asked, there in (("measure", measures, tables.MEASURES), ("keeps", target.keeps, records.KEPT)):
         for name in asked:
@@ -270,27 +319,31 @@ def _check_target(target: Target) -> None:
 # ---- progress
 
 
-def _watch(console: Console, quiet: bool) -> Callable[[Cell], Any]:
+def _watch(console: Console, quiet: bool, names: Mapping[str, str] = {}) -> Callable[[Cell], Sequence[Callback]]:
     """A progress bar for the cell in a terminal; elsewhere one line at its end."""
+    from fedrane.cli.progress import printer
 
-    @contextmanager
-    def watch(cell: Cell) -> Iterator[Sequence[Callback]]:
-        with watching(console, False, quiet or not console.is_terminal, None, f"{cell.name} ") as callbacks:
-            yield callbacks
-
-    return watch
+    return lambda cell: [
+        printer(console, False, quiet or not console.is_terminal, f"{names.get(cell.key, cell.name)} ")
+    ]
 
 
-def _logger(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int, int], None]:
+def _logger(
+    console: Console, sweep: Sweep, quiet: bool, names: Mapping[str, str] = {}
+) -> Callable[[Cell, int, int], None]:
+    from fedrane.algorithm import GLOBAL, PERSONAL
+    from fedrane.reproduce.results import FAILED
+    from fedrane.training.wording import percent
+
     def log(cell: Cell, number: int, total: int) -> None:
         if quiet:
             return
-        record = sweep.records[cell.key]
+        record, name = sweep.records[cell.key], names.get(cell.key, cell.name)
         if record["status"] == FAILED:
-            print_message(console, f"[{number}/{total}] {cell.name}: {record['word']}: {record['reason']}")
+            print_message(console, f"[{number}/{total}] {name}: {record['word']}: {record['reason']}")
             return
         figures = (f"{w} {percent(record[w]['best']['accuracy'])}" for w in (GLOBAL, PERSONAL) if w in record)
-        print_message(console, f"[{number}/{total}] {cell.name}: {', '.join(figures)}, {record['seconds']:.1f} s")
+        print_message(console, f"[{number}/{total}] {name}: {', '.join(figures)}, {record['seconds']:.1f} s")
 
     return log
 
@@ -301,7 +354,10 @@ def _logger(console: Console, sweep: Sweep, quiet: bool) -> Callable[[Cell, int,
 def _show(
     console: Console, target: Target, selection: Selection, sweep: Sweep, out: Path, last: bool, as_json: bool
 ) -> None:
-    from fedrane.reproduce.draw import figures  # matplotlib is slow to import
+    from fedrane.reproduce import tables
+    from fedrane.reproduce.draw import figures
+    from fedrane.reproduce.sweep import ELSEWHERE, counts
+    from fedrane.training.wording import count
 
     take(out, *OWN)
     made = tables.result_tables(target, selection, sweep)
@@ -325,11 +381,15 @@ def _show(
 
 
 def _status(numbers: dict[str, int]) -> str:
+    from fedrane.reproduce.sweep import ABSENT, UNKNOWN, WAITING
+
     words = {WAITING: "to run", ABSENT: "without their dataset", UNKNOWN: "of an unknown method"}
     return ", ".join(f"{number} {words.get(state, state)}" for state, number in numbers.items())
 
 
 def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
+    from fedrane.algorithm import GLOBAL, PERSONAL
+
     record = sweep.records.get(cell.key, {})
     condition = {"dataset": cell.condition.dataset, "alpha": cell.condition.alpha, "value": cell.condition.value}
     line = {"target": target.name, "method": cell.row.name, **condition, "seed": cell.seed, "key": cell.key}
@@ -338,12 +398,15 @@ def _line(target: Target, sweep: Sweep, cell: Cell) -> dict[str, Any]:
 
 
 def _show_trials(console: Console, sweep: Sweep, trials: Sequence[tune.Trial], best: tune.Tuned) -> None:
-    table = plain_table(*trials[0].values, "validation accuracy")
+    from fedrane.reproduce import tune
+    from fedrane.training.wording import count, percent
+
+    table = plain_table(*trials[0].values, "validation accuracy", "")
     for trial in trials:
         value = tune.score(sweep, trial, best.measure)
         result = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)
         chosen = trial.values == best.settings
-        line = [escape(str(v)) for v in (*trial.values.values(), result)]
+        line = [escape(str(v)) for v in (*trial.values.values(), result, "best" if chosen else "")]
         table.add_row(*(f"[bold]{text}[/]" if chosen else text for text in line))
     print_message(console, f"{best.method} on {best.dataset}, α {best.alpha:g}: {count(best.trials, 'trial')}")
     show(console, table)
@@ -355,6 +418,9 @@ def _show_trials(console: Console, sweep: Sweep, trials: Sequence[tune.Trial], b
 def _dry_run(
     console: Console, sweeps: Sequence[tuple[Target, Sweep]], out: Path, measuring: float, as_json: bool
 ) -> None:
+    from fedrane.reproduce.estimate import Speeds
+    from fedrane.training.wording import clock, count
+
     planned: set[str] = set()
     total, unknown = 0.0, 0
     speeds = Speeds(sweeps[0][1], out / "speeds.json", measuring, lambda text: print_message(console, text))
@@ -378,6 +444,10 @@ def _dry_run(
 
 
 def _show_plan(console: Console, target: Target, sweep: Sweep, times: dict[str, float | None]) -> None:
+    from fedrane.reproduce.results import DONE, FAILED
+    from fedrane.reproduce.sweep import ABSENT, UNKNOWN, WAITING, counts
+    from fedrane.training.wording import clock
+
     table = plain_table("dataset", "method", "to run", "done", "failed", "time")
     table.title = f"{target.name}: {escape(target.title)}"
     groups: dict[tuple[str, str], list[Cell]] = {}

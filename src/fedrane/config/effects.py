@@ -16,9 +16,11 @@ from fedrane import models
 from fedrane.algorithm import Algorithm, Needs
 from fedrane.config.settings import FIELD, PRESET, WORD, Notice
 from fedrane.data import catalogue
-from fedrane.data.partition import Partitioning
+from fedrane.data.partition import CONSECUTIVE, Partitioning
+from fedrane.data.tables import is_table
+from fedrane.data.text import SUFFIX, is_text
 from fedrane.errors import ConfigError, NoEffect
-from fedrane.experiment import Experiment
+from fedrane.experiment import PYTHON, Experiment
 
 
 class Rule(NamedTuple):
@@ -32,43 +34,76 @@ class Rule(NamedTuple):
     """Values that a run may have filled in for ``auto``: the user did not set them."""
 
     def why(self, e: Experiment) -> str:
-        deciding = next(key for key in self.deciding if _get(e, key))
-        return f"that needs {self.needs}, and {deciding} is {_get(e, deciding)}"
+        deciding = next((key for key in self.deciding if _get(e, key)), self.deciding[-1])
+        return f"that needs {self.needs}, and {deciding} is {_get(e, deciding) or 'empty'}"
 
 
 def _drawn(*kinds: str) -> Callable[[Experiment], bool]:
     return lambda e: not e.partition.file and e.partition.kind in kinds
 
 
-ALPHA = ("dirichlet", "dirichlet-capped", "quantity")
+ALPHA = ("dirichlet", "dirichlet-capped", "quantity", "dirichlet-quantity")
 FALLING = ("step", "exponential")
 PARTITION = ("partition.file", "partition.kind")
+TABLE = (
+    (
+        "client",
+        "a table that names each row's client, dataset=FILE.csv or FILE.parquet (clients is the number of clients)",
+    ),
+    *((key, "a table, dataset=FILE.csv or FILE.parquet") for key in ("label", "drop", "categories", "impute")),
+)
 RULES = (
     Rule(
-        "partition.kind", lambda e: not e.partition.file, "a partition that is drawn", PARTITION, ("natural", ALPHA[0])
+        "partition.kind",
+        lambda e: not e.partition.file,
+        "a partition that is drawn",
+        PARTITION,
+        ("natural", CONSECUTIVE, ALPHA[0]),
     ),
     Rule("partition.alpha", _drawn("auto", *ALPHA), f"partition.kind={' or '.join(ALPHA)}", PARTITION),
     Rule("partition.shards", _drawn("shards"), "partition.kind=shards", PARTITION),
-    Rule("partition.minimum", _drawn("auto", "iid", "shards", *ALPHA), "a partition that is drawn", PARTITION),
+    Rule("partition.classes", _drawn("pathological"), "partition.kind=pathological", PARTITION),
+    Rule("partition.size_alpha", _drawn("dirichlet-quantity"), "partition.kind=dirichlet-quantity", PARTITION),
+    Rule(
+        "partition.minimum",
+        _drawn("auto", "iid", "shards", "pathological", CONSECUTIVE, *ALPHA),
+        "a partition that is drawn",
+        PARTITION,
+    ),
     Rule(
         "schedule.factor",
         lambda e: e.schedule.kind in FALLING,
         f"schedule.kind={' or '.join(FALLING)}",
         ("schedule.kind",),
     ),
+    Rule("epochs", lambda e: not e.steps, "training by epochs (steps=0)", ("steps",)),
+    Rule("momentum", lambda e: e.optimizer == "sgd", "optimizer=sgd (Adam has adam.momentum)", ("optimizer",)),
+    *(
+        Rule(f"adam.{key}", lambda e: e.optimizer != "sgd", "optimizer=adam or adamw", ("optimizer",))
+        for key in ("momentum", "decay", "floor")
+    ),
     Rule("schedule.every", lambda e: e.schedule.kind == "step", "schedule.kind=step", ("schedule.kind",)),
     Rule("schedule.floor", lambda e: e.schedule.kind == "cosine", "schedule.kind=cosine", ("schedule.kind",)),
     Rule(
         "image_size",
-        lambda e: e.dataset not in catalogue.NAMES and not e.dataset.endswith(".npz"),
+        lambda e: (
+            e.dataset not in catalogue.NAMES and not e.dataset.endswith((".npz", SUFFIX)) and not is_table(e.dataset)
+        ),
         "a dataset that is a folder of images",
         ("dataset",),
     ),
     Rule(
-        "model_head",
-        lambda e: e.model not in ("auto", *models.MODELS),
-        "a network of your own (model=path.py:function)",
-        ("model",),
+        "window", lambda e: e.dataset in catalogue.TEXTS or is_text(e.dataset), "a text, dataset=FILE.txt", ("dataset",)
+    ),
+    *(Rule(key, lambda e: e.dataset == PYTHON or is_table(e.dataset), needs, ("dataset",)) for key, needs in TABLE),
+    *(
+        Rule(
+            key,
+            lambda e: e.model not in ("auto", *models.MODELS),
+            "a network of your own (model=path.py:function)",
+            ("model",),
+        )
+        for key in ("model_head", "pretrained")
     ),
     Rule(
         "norm",
@@ -80,8 +115,18 @@ RULES = (
         Rule(f"gate.{key}", lambda e: bool(e.gate.on(e.engine)), "gate.kind=refuse or clip", ("gate.kind",))
         for key in ("factor", "norm")
     ),
+    Rule("attack.share", lambda e: e.attack.kind != "none", "an attack", ("attack.kind",)),
+    Rule(
+        "attack.factor",
+        lambda e: e.attack.kind not in ("none", "labels"),
+        "attack.kind=sign, scale or noise",
+        ("attack.kind",),
+    ),
     Rule("precision", lambda e: (e.precision, e.device) != ("tf32", "cpu"), "a GPU", ("device",)),
 )
+
+
+_KEYS = frozenset(f.name for f in dataclasses.fields(Experiment))
 
 
 def uses_alpha(how: Partitioning) -> bool:
@@ -95,17 +140,27 @@ def idle(e: Experiment) -> dict[str, str]:
     for name, need in idle_fields(e.algorithm).items():
         other = need.partition("=")[0]
         reasons[FIELD + name] = f"that needs {FIELD}{need}, and {FIELD}{other} is {getattr(e.algorithm, other)}"
+    for name, need in unmet(_of_experiment(e.algorithm), vars(e)).items():
+        reasons[FIELD + name] = f"that needs {need}, and that is {getattr(e, need.partition('=')[0])}"
     return reasons
+
+
+def _of_experiment(algorithm: Algorithm) -> Needs:
+    """Those conditions of a method that are on keys of the experiment, and not on its own fields."""
+    own = {f.name for f in dataclasses.fields(algorithm)}
+    fields = {condition: condition.partition("=")[0] for condition in algorithm.needs}
+    return {c: algorithm.needs[c] for c, field in fields.items() if field not in own and field in _KEYS}
 
 
 def idle_fields(algorithm: Algorithm) -> dict[str, str]:
     """Return the fields of a method that have no effect given its other fields, and the condition each needs."""
     known = {f.name for f in dataclasses.fields(algorithm)}
-    for condition, names in algorithm.needs.items():
+    needs = {c: names for c, names in algorithm.needs.items() if c not in _of_experiment(algorithm)}
+    for condition, names in needs.items():
         if unknown := {condition.partition("=")[0], *names} - known:
             what = f"{type(algorithm).__name__}.needs names {', '.join(sorted(unknown))}"
             raise ConfigError(what, "it is not a field of the method", "Write for instance {'a=True': ('b',)}")
-    return unmet(algorithm.needs, {name: getattr(algorithm, name) for name in known})
+    return unmet(needs, {name: getattr(algorithm, name) for name in known})
 
 
 def unmet(needs: Needs, fields: Mapping[str, Any]) -> dict[str, str]:

@@ -6,15 +6,19 @@ that cannot be used is an error, or a :class:`Notice` if it comes from a file or
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedrane import methods
 from fedrane.algorithm import Algorithm
+from fedrane.config import hints
 from fedrane.errors import ConfigError, nearest
-from fedrane.system import loading
+from fedrane.system import loading, named_code
+from fedrane.system.files import MARK
 
 Settings = dict[str, Any]
 """An experiment's values by their dotted keys."""
@@ -31,6 +35,7 @@ ALIASES = {
     "grad_clip": "clip",
     "learning_rate": "lr",
     "local_epochs": "epochs",
+    "local_steps": "steps",
     "num_clients": "clients",
     "num_epochs": "epochs",
     "num_rounds": "rounds",
@@ -123,10 +128,12 @@ def parse(words: Iterable[str], example: str = "clients=10 or partition.alpha=0.
     """Return the values of ``key=value`` words by their dotted keys."""
     values: dict[str, str] = {}
     written: list[str] = []
-    for word in words:
+    for word, following in itertools.pairwise([*words, ""]):
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{word!r} is not key=value", remedy=f"Write for instance {example}")
+            raise ConfigError(
+                f"{word!r} is not key=value", remedy=hints.for_word(word, following) or f"Write for instance {example}"
+            )
         written.append(key)
         _require_one_name(written)
         key = canonical(key)
@@ -161,6 +168,7 @@ def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Not
     A layer's method fields belong to the method that it names, or that a layer below names. Another method uses them
     only if it is of the same class (an ablation).
     """
+    _require_named(layers)
     names = [str(layer.values[NAME]) for layer in layers if NAME in layer.values]
     chosen = names[-1] if names else "fedavg"
     values: Settings = {}
@@ -177,6 +185,18 @@ def combine(layers: Sequence[Layer]) -> tuple[Settings, dict[str, str], list[Not
         values |= kept
         sources |= dict.fromkeys(kept, source)
     return {**values, NAME: chosen}, sources, notices
+
+
+def _require_named(layers: Sequence[Layer]) -> None:
+    """Report the code that a file names, where no word does; in a run folder the user must have named it before."""
+    by_word = {str(value) for source, mine in layers if source == WORD for value in mine.values()}
+    for source, mine in layers:
+        named = {key: name for key, name in named_code.references(mine).items() if name not in by_word}
+        if source == WORD or source.startswith(PRESET) or not named:
+            continue
+        in_run_folder = (Path(source).parent / MARK).is_file()
+        words = " ".join(f"{named_code.KEYS[key]}={name}" for key, name in named.items())
+        named_code.require(source, named, trust=not in_run_folder, remedy=f"name it yourself as well: {words}")
 
 
 def _for_another(mine: Mapping[str, Any], owner: str, chosen: str) -> tuple[Settings, Settings]:
@@ -203,7 +223,7 @@ def _find(name: str) -> methods.Method | None:
 
 
 def by_label(text: str, reserved: Iterable[str]) -> dict[str, str]:
-    """Return the methods of ``--methods`` by their labels: LABEL=NAME, or the name itself.
+    """Return the methods of a comparison by their labels: LABEL=NAME, or the name itself.
 
     >>> by_label("fedavg, weak=fedprox, strong=fedprox", ())
     {'fedavg': 'fedavg', 'weak': 'fedprox', 'strong': 'fedprox'}
@@ -219,12 +239,12 @@ def by_label(text: str, reserved: Iterable[str]) -> dict[str, str]:
             why = "a label consists of letters, digits, _, + and -"
             raise ConfigError(f"the label {label!r} of {name}", why, f"Write for instance a={name}")
         if not name:
-            raise ConfigError(f"--methods {part}", f"the label {label} has no method", f"Write {label}=NAME")
+            raise ConfigError(f"the method {part}", f"the label {label} has no method", f"Write {label}=NAME")
         if label in method_of:
             raise ConfigError(
-                f"{label} occurs twice in --methods",
+                f"{label} occurs twice among the methods",
                 "each line of the table needs a different name",
-                f"Give labels: --methods a={name},b={name}, and set a field of one with a.FIELD=value",
+                f"Give labels: a={name},b={name}, and set a field of one with a.FIELD=value",
             )
         if label != name and (label in reserved or label in methods.known()):
             raise ConfigError(f"the label {label!r} of {name}", "it already names something else", "Choose another")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.data import catalogue
+from fedrane.data.columns import Table
 from fedrane.data.dataset import Dataset
 from fedrane.experiment import Experiment
 from fedrane.system.files import user_path
@@ -70,6 +71,11 @@ def of_dataset(dataset: Dataset) -> str:
         "client": dataset.client,
     }
     return _of_arrays([*dataset.classes], {name: array for name, array in arrays.items() if array is not None})
+
+
+def of_table(table: Table) -> str:
+    """Return the digest of the names, categories and fills of a table's columns."""
+    return _of_arrays([repr(table)], {})
 
 
 def of_normalisation(dataset: Dataset) -> str:

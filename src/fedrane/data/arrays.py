@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.errors import TooLarge
+from fedrane.system.files import plain_size
 
 Array = NDArray[Any]
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -49,6 +50,7 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Array]:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     try:
+        plain_size(path)
         with zipfile.ZipFile(path) as archive:
             members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             if len(members) < len(archive.infolist()):

@@ -27,7 +27,8 @@ class Augmentation:
     """The augmentations of training inputs; none by default."""
 
     crop: int = 0
-    """Pad images with this many black pixels on each side, then crop a random window of the original size."""
+    """Pad images with this many black pixels on each side, then crop a random window of the original size; 0 is
+    off."""
     flip: bool = False
     """Flip each image left to right with probability 1/2."""
     mixup: float = 0.0
@@ -41,15 +42,21 @@ class Augmentation:
                 f"augment.mixup={self.mixup}", "it is the parameter of a Beta distribution", "Use 0 (off) or 1"
             )
 
-    def check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...], vocabulary: int = 0) -> None:
         """Raise an error if these augmentations do not work on inputs of this shape."""
         images = len(shape) == 3
+        if self.mixup and vocabulary:
+            raise ConfigError(
+                f"augment.mixup={self.mixup} on inputs that are numbers of a vocabulary",
+                "between two characters or words there is nothing to mix",
+                "Leave it out; weight_decay or a network with dropout regularises as well",
+            )
         for key, asked in (("crop", self.crop), ("flip", self.flip)):
             if asked and not images:
                 raise ConfigError(
                     f"augment.{key} on inputs of shape {shape}",
                     "they are not images",
-                    "Leave it out; augment.mixup works on all inputs",
+                    "Leave it out" + ("" if vocabulary else "; augment.mixup works on all inputs"),
                 )
         if images and self.crop >= min(shape[1:]):
             raise ConfigError(

@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.data import cifar, idx
+from fedrane.data import cifar, idx, leaf, medmnist, svhn, text
+from fedrane.data.columns import Column, Table
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
 from fedrane.system.files import user_path
 
 Examples = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
-DIGITS = "digits"
-"""Comes with scikit-learn, so it works without a download."""
-
+DIGITS, ZEN = "digits", "zen"
 SYSTEM: Mapping[str, Path] = {"fmnist": Path("/usr/share/datasets/fashion-mnist")}
 """Where a package of the operating system installs a dataset."""
 
 _PACKAGES = {"fmnist": "dataset-fashion-mnist"}
+
+
+class Parts(NamedTuple):
+    """The examples of a dataset."""
+
+    train: Examples
+    test: Examples
+    client: NDArray[np.int64] | None = None
+    """Of each training example; None if the data name no clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +49,22 @@ class Known(ABC):
     test_files: tuple[str, ...]
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    train: int
-    test: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    train: int | None
+    """None if it depends on how the files were made."""
+    test: int | None
+    mean: tuple[float, ...] = ()
+    """Empty: computed from the training examples."""
+    std: tuple[float, ...] = ()
+    by_hand: str = ""
+    """How to get a dataset that :mod:`fedrane.data.download` does not."""
 
-    @abstractmethod
     def locate(self, folder: Path, name: str) -> Path | None:
         """Return the path of one of the files, or None if it is missing."""
+        return path if (path := folder / name).is_file() else None
 
     @abstractmethod
-    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
-        """Read the images and labels of some of the files."""
+    def parts(self, folder: Path, remedy: str) -> Parts:
+        """Read the images and labels."""
 
     def names(self, folder: Path, remedy: str) -> tuple[str, ...]:
         """Return the names of the classes."""
@@ -63,7 +76,19 @@ class Known(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownIdx(Known):
+class KnownFiles(Known):
+    """A dataset of which some files are for training, and others for testing."""
+
+    @abstractmethod
+    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
+        """Read the images and labels of some of the files."""
+
+    def parts(self, folder: Path, remedy: str) -> Parts:
+        return Parts(self.examples(folder, self.train_files, remedy), self.examples(folder, self.test_files, remedy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownIdx(KnownFiles):
     """A dataset stored as a file of images and one of labels, plain or compressed."""
 
     first_label: int = 0
@@ -92,16 +117,13 @@ class KnownIdx(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownCifar(Known):
+class KnownCifar(KnownFiles):
     """A dataset stored as pickled batches of images with their labels."""
 
     labels: str
     """The key of the labels in a batch."""
     names_file: str
     names_key: str
-
-    def locate(self, folder: Path, name: str) -> Path | None:
-        return path if (path := folder / name).is_file() else None
 
     def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
         batches = [cifar.read(folder / name, self.labels, len(self.classes), remedy) for name in files]
@@ -112,6 +134,56 @@ class KnownCifar(Known):
         return cifar.names(path, self.names_key, len(self.classes), remedy) if path else self.classes
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnownSvhn(KnownFiles):
+    """SVHN: a MATLAB file of images with their labels."""
+
+    def examples(self, folder: Path, files: tuple[str, ...], remedy: str) -> Examples:
+        [name] = files
+        return svhn.read(folder / name, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMedmnist(Known):
+    """A dataset of MedMNIST: one file, whose validation examples are not used."""
+
+    facts: medmnist.Facts
+
+    def parts(self, folder: Path, remedy: str) -> Parts:
+        train, test = (medmnist.read(folder / self.train_files[0], p, self.facts, remedy) for p in ("train", "test"))
+        return Parts(train, test)
+
+    @classmethod
+    def of(cls, name: str, facts: medmnist.Facts) -> KnownMedmnist:
+        file, side = f"{name}.npz", medmnist.SIDE
+        return cls(
+            folder="MedMNIST",
+            train_files=(file,),
+            test_files=(),
+            classes=facts.classes,
+            shape=(facts.channels, side, side),
+            train=facts.train,
+            test=facts.test,
+            by_hand=f"download {medmnist.SOURCE}/{file} (MD5 {facts.md5})",
+            facts=facts,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownLeaf(Known):
+    """FEMNIST as LEAF writes it: folders of JSON, in which each user is a client."""
+
+    def locate(self, folder: Path, name: str) -> Path | None:
+        return path if any((path := folder / name).glob("*.json")) else None
+
+    def parts(self, folder: Path, remedy: str) -> Parts:
+        [train], [test] = self.train_files, self.test_files
+        trained, tested = (leaf.femnist(folder / name, len(self.classes), remedy) for name in (train, test))
+        owner = np.unique(trained.users, return_inverse=True)[1].astype(np.int64)
+        return Parts((trained.x, trained.y), (tested.x, tested.y), owner)
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CIFAR100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
     "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
@@ -122,11 +194,26 @@ _CIFAR100 = (
     "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 
+MNIST_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+MNIST_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+"""Of MNIST and of what was made in its form."""
+
 KNOWN: Mapping[str, Known] = {
+    "mnist": KnownIdx(
+        folder="MNIST/raw",
+        train_files=MNIST_TRAIN,
+        test_files=MNIST_TEST,
+        classes=tuple("0123456789"),
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+    ),
     "fmnist": KnownIdx(
         folder="FashionMNIST/raw",
-        train_files=("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-        test_files=("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+        train_files=MNIST_TRAIN,
+        test_files=MNIST_TEST,
         classes=(
             *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
             *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -136,6 +223,15 @@ KNOWN: Mapping[str, Known] = {
         test=10_000,
         mean=(0.2860,),
         std=(0.3530,),
+    ),
+    "kmnist": KnownIdx(
+        folder="KMNIST/raw",
+        train_files=MNIST_TRAIN,
+        test_files=MNIST_TEST,
+        classes=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
     ),
     "emnist-letters": KnownIdx(
         folder="EMNIST/raw",
@@ -148,6 +244,16 @@ KNOWN: Mapping[str, Known] = {
         mean=(0.1722,),
         std=(0.3309,),
         first_label=1,
+        transposed=True,
+    ),
+    "emnist-balanced": KnownIdx(
+        folder="EMNIST/raw",
+        train_files=("emnist-balanced-train-images-idx3-ubyte", "emnist-balanced-train-labels-idx1-ubyte"),
+        test_files=("emnist-balanced-test-images-idx3-ubyte", "emnist-balanced-test-labels-idx1-ubyte"),
+        classes=tuple("0123456789" + _LETTERS + "abdefghnqrt"),  # other small letters look like their capitals
+        shape=(1, 28, 28),
+        train=112_800,
+        test=18_800,
         transposed=True,
     ),
     "cifar10": KnownCifar(
@@ -178,9 +284,85 @@ KNOWN: Mapping[str, Known] = {
         names_file="meta",
         names_key="fine_label_names",
     ),
+    "svhn": KnownSvhn(
+        folder="SVHN",
+        train_files=("train_32x32.mat",),
+        test_files=("test_32x32.mat",),
+        classes=tuple("0123456789"),
+        shape=(3, 32, 32),
+        train=73_257,
+        test=26_032,
+    ),
+    "femnist": KnownLeaf(
+        folder="LEAF/femnist",
+        train_files=("train",),
+        test_files=("test",),
+        classes=tuple("0123456789" + _LETTERS + _LETTERS.lower()),
+        shape=(1, 28, 28),
+        train=None,
+        test=None,
+        by_hand="run data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf (-t sample), "
+        "and copy its data/train and data/test",
+    ),
+    **{name: KnownMedmnist.of(name, facts) for name, facts in medmnist.DATASETS.items()},
 }
 
-NAMES = (DIGITS, *KNOWN)
+
+@dataclass(frozen=True)
+class Embedded:
+    """A dataset that comes with scikit-learn or with Python, so it works without a download."""
+
+    read: Callable[[], Dataset]
+    classes: int
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    comes_with: str = "scikit-learn"
+
+
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits  # the import takes a second; only these datasets need it
+
+    flat, labels = load_digits(return_X_y=True)
+    x = np.rint(flat * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+    return _with_test_set(DIGITS, x, labels, tuple("0123456789"))
+
+
+def _breast_cancer() -> Dataset:
+    from sklearn.datasets import load_breast_cancer
+
+    return _named_table("breast-cancer", load_breast_cancer(), "diagnosis")
+
+
+def _wine() -> Dataset:
+    from sklearn.datasets import load_wine
+
+    return _named_table("wine", load_wine(), "cultivar")
+
+
+def _named_table(name: str, bunch: Any, label: str) -> Dataset:
+    table = Table(label, tuple(Column(str(column)) for column in bunch.feature_names))
+    return _with_test_set(name, bunch.data.astype(np.float32), bunch.target, tuple(map(str, bunch.target_names)), table)
+
+
+def _with_test_set(
+    name: str, x: NDArray[Any], labels: NDArray[Any], classes: tuple[str, ...], table: Table | None = None
+) -> Dataset:
+    y = labels.astype(np.int64)
+    held = hold_out(y)
+    return Dataset(name, x[~held], y[~held], x[held], y[held], classes, *moments(x[~held]), table=table)
+
+
+EMBEDDED: Mapping[str, Embedded] = {
+    DIGITS: Embedded(_digits, 10, (1, 8, 8), 1438, 359),
+    "breast-cancer": Embedded(_breast_cancer, 2, (30,), 456, 113),
+    "wine": Embedded(_wine, 3, (13,), 142, 36),
+    ZEN: Embedded(text.zen, 45, (text.WINDOW,), 653, 171, "Python"),
+}
+TEXTS = (ZEN,)
+"""Those that are texts."""
+
+NAMES = (*EMBEDDED, *KNOWN)
 
 
 @dataclass(frozen=True)
@@ -193,8 +375,9 @@ class Status:
     """Its folder, "embedded", or the folder that is searched first."""
     classes: int
     shape: tuple[int, ...]
-    train: int
-    test: int
+    train: int | None
+    """None if it depends on how the files were made."""
+    test: int | None
     how: str
     """How to get it."""
 
@@ -213,15 +396,22 @@ def known(name: str) -> Known:
     return KNOWN[name]
 
 
+def unknown(name: str) -> DataError:
+    """The error for a name that is no dataset, file or folder."""
+    return DataError(f"no dataset, file or folder is called {name!r}", "", nearest(name, NAMES))
+
+
 def find(name: str, root: Path) -> Path | None:
     """Return the folder that has every file of a dataset, or None."""
     return next((folder for folder in _folders(name, root) if not known(name).missing(folder)), None)
 
 
-def load(name: str, root: str | Path | None = None) -> Dataset:
-    """Read a known dataset from the data root."""
-    if name == DIGITS:
-        return _digits()
+def load(name: str, root: str | Path | None = None, window: int = text.WINDOW) -> Dataset:
+    """Read a known dataset from the data root; ``window`` is for a text."""
+    if name == ZEN:
+        return text.zen(window)
+    if name in EMBEDDED:
+        return EMBEDDED[name].read()
     entry, root = known(name), data_root(root)
     folder = find(name, root)
     if folder is None:
@@ -229,17 +419,25 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
             f"{path} (no {', '.join(entry.missing(path))})" if path.is_dir() else f"{path} (no such folder)"
             for path in _folders(name, root)
         )
-        raise DataError(f"{name} is missing: looked in {looked}", "", f"Get it with {_how(name)}")
-    remedy = f"Delete the file and run `fedrane data get {name}`"
-    x, y = entry.examples(folder, entry.train_files, remedy)
-    x_test, y_test = entry.examples(folder, entry.test_files, remedy)
-    return Dataset(name, x, y, x_test, y_test, entry.names(folder, remedy), entry.mean, entry.std)
+        how = f"By hand: {entry.by_hand} into {root / entry.folder}" if entry.by_hand else f"Get it with {_how(name)}"
+        raise DataError(f"{name} is missing: looked in {looked}", "", how)
+    again = f"get it again: {entry.by_hand}" if entry.by_hand else f"run `fedrane data get {name}`"
+    remedy = f"Delete the file and {again}"
+    (x, y), (x_test, y_test), client = entry.parts(folder, remedy)
+    mean, std = (entry.mean, entry.std) if entry.mean else moments(x)
+    return Dataset(name, x, y, x_test, y_test, entry.names(folder, remedy), mean, std, client)
 
 
 def status(root: Path | None = None) -> list[Status]:
     """Return every known dataset and whether its files are there."""
     root = data_root(root)
-    listed = [Status(DIGITS, True, "embedded", 10, (1, 8, 8), 1438, 359, "nothing to do: it comes with scikit-learn")]
+    listed = [
+        Status(
+            *(name, True, "embedded", e.classes, e.shape, e.train, e.test),
+            how=f"nothing to do: it comes with {e.comes_with}",
+        )
+        for name, e in EMBEDDED.items()
+    ]
     for name, entry in KNOWN.items():
         folder = find(name, root)
         where = str(folder or root / entry.folder)
@@ -253,15 +451,7 @@ def _folders(name: str, root: Path) -> list[Path]:
 
 
 def _how(name: str) -> str:
+    if known(name).by_hand:
+        return f"by hand: `fedrane data get {name}` explains it"
     package = f", or install the Debian package {_PACKAGES[name]}" if name in _PACKAGES else ""
     return f"`fedrane data get {name}`{package}"
-
-
-def _digits() -> Dataset:
-    from sklearn.datasets import load_digits  # the import takes a second; only this dataset needs it
-
-    flat, labels = load_digits(return_X_y=True)
-    x = np.rint(flat * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
-    y = labels.astype(np.int64)
-    held = hold_out(y)
-    return Dataset(DIGITS, x[~held], y[~held], x[held], y[held], tuple("0123456789"), *moments(x[~held]))

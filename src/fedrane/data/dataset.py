@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane.data.columns import Table
 from fedrane.errors import DataError
+
+CLASSES_ONLY = "Numbers cannot be predicted (there is no regression): group them into classes"
+"""What to do about labels that are measurements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +20,9 @@ class Dataset:
     """Training examples, to be split over the clients, and the official test set.
 
     Images are ``uint8`` of shape (examples, channels, height, width). Tables are ``float32`` of shape (examples,
-    columns). ``mean`` and ``std`` are per channel, of pixels scaled to [0, 1], or per column of a table.
+    columns). ``mean`` and ``std`` are per channel, of pixels scaled to [0, 1], or per column of a table. With a
+    ``vocabulary``, inputs are whole numbers of shape (examples, length), which are not normalised: ``mean`` and ``std``
+    are empty.
     """
 
     name: str
@@ -28,6 +35,16 @@ class Dataset:
     std: tuple[float, ...]
     client: NDArray[np.int64] | None = field(default=None)
     """The client, 0 … K − 1, of each training example; None if the data name no clients."""
+    table: Table | None = field(default=None)
+    """The names and categories of a table's columns; None for images, and for tables whose columns have no names."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """How the table was read: the experiment's keys for tables. Empty if it was not read by them."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how they were read."""
+    vocabulary: int = 0
+    """Inputs are numbers from 0 to ``vocabulary`` − 1, for an embedding; 0 if they are quantities."""
+    alphabet: str = ""
+    """Of a text: its characters, in the order of their numbers; empty for other data."""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
@@ -40,6 +57,11 @@ class Dataset:
                     f"{self.name}: {part} labels from {y.min()} to {y.max()}",
                     f"there are {len(self.classes)} classes, numbered from 0",
                 )
+        if self.client is not None and len(self.client) != len(self.y):
+            raise DataError(f"{self.name}: {len(self.client)} client entries for {len(self.y)} examples")
+        if self.vocabulary:
+            self._check_numbers()
+            return
         images = self.x.dtype == np.uint8 and self.x.ndim == 4
         table = self.x.dtype == np.float32 and self.x.ndim == 2
         if not (images or table) or self.x_test.dtype != self.x.dtype or self.x_test.shape[1:] != self.x.shape[1:]:
@@ -50,13 +72,53 @@ class Dataset:
             )
         if not len(self.mean) == len(self.std) == self.x.shape[1]:
             raise DataError(f"{self.name}: {len(self.mean)} means for {self.x.shape[1]} channels or columns")
-        if self.client is not None and len(self.client) != len(self.y):
-            raise DataError(f"{self.name}: {len(self.client)} client entries for {len(self.y)} examples")
+        if self.table is not None and self.shape != (self.table.width,):
+            raise DataError(
+                f"{self.name}: inputs of shape {self.shape}", f"its columns make {self.table.width} numbers"
+            )
+
+    def _check_numbers(self) -> None:
+        """Raise an error unless the inputs are sequences of numbers of the vocabulary; store them in few bytes."""
+        for what in ("x", "x_test"):
+            object.__setattr__(self, what, as_numbers(getattr(self, what), self.vocabulary, f"{self.name}: {what}"))
+        if self.x.shape[1] != self.x_test.shape[1]:
+            raise DataError(
+                f"{self.name}: training inputs of length {self.x.shape[1]} and test inputs of {self.x_test.shape[1]}",
+                "all have the same length",
+                "Cut or pad them",
+            )
+        if self.mean or self.std or self.table is not None:
+            raise DataError(
+                f"{self.name}: mean, std or a table with a vocabulary",
+                "its inputs are numbers of words or characters, which have no mean",
+                "Give empty tuples and no table",
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
+
+
+def as_numbers(x: NDArray[np.generic], vocabulary: int, what: str) -> NDArray[np.generic]:
+    """Return sequences of numbers of a vocabulary, (examples, length), as they are stored: in as few bytes as can be.
+
+    They are converted to int64 only when they are used.
+    """
+    if x.dtype.kind not in "iu" or x.ndim != 2 or 0 in x.shape:
+        raise DataError(
+            f"{what} is {x.dtype} {x.shape}",
+            "with a vocabulary, inputs are whole numbers (examples, length)",
+            "Convert them, x.astype(int), or leave the vocabulary out",
+        )
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= vocabulary:
+        raise DataError(
+            f"{what} has numbers from {low} to {high}",
+            f"the vocabulary has {vocabulary}, numbered from 0",
+            f"Set vocabulary={high + 1} or more" if low >= 0 else "Number the words or characters from 0",
+        )
+    return x.astype(next(kind for kind in (np.uint8, np.int16, np.int32, np.int64) if high <= np.iinfo(kind).max))
 
 
 _HELD_OUT_KEY = 0x46656452414E45
@@ -75,6 +137,22 @@ def hold_out(y: NDArray[np.int64]) -> NDArray[np.bool_]:
         if len(examples) > 1:
             shuffled = examples[np.argsort(draws[examples], kind="stable")]
             held[shuffled[: max(1, round(len(examples) / 5))]] = True
+    return held
+
+
+def hold_out_of_clients(y: NDArray[np.int64], clients: NDArray[np.int64] | None, where: str) -> NDArray[np.bool_]:
+    """Choose the test examples; every client keeps at least one to train on."""
+    held = hold_out(y)
+    if clients is not None:
+        different, first = np.unique(clients, return_index=True)
+        without_training = np.bincount(clients[~held], minlength=len(different)) == 0
+        held[first[without_training]] = False
+    if not held.any():
+        raise DataError(
+            f"{where}: no example can be held out for testing",
+            "a fifth of each class with two or more examples is held out",
+            "Give a test set, or more examples",
+        )
     return held
 
 

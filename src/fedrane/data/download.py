@@ -67,7 +67,78 @@ def _all_files(name: str) -> tuple[str, ...]:
 _FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 
+_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_KMNIST = "https://codh.rois.ac.jp/kmnist/dataset/kmnist"
+_SVHN = "https://ufldl.stanford.edu/housenumbers"
+
+
+def _emnist(name: str) -> Remote:
+    """The archive that holds all versions of EMNIST, for one of them."""
+    return Remote(
+        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+        561_753_746,
+        "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        tuple(f"gzip/{file}.gz" for file in _all_files(name)),
+    )
+
+
 SOURCES: Mapping[str, tuple[Remote, ...]] = {
+    "mnist": (
+        Remote(
+            f"{_MNIST}/train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        Remote(
+            f"{_MNIST}/train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        Remote(
+            f"{_MNIST}/t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        Remote(
+            f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+    ),
+    "kmnist": (
+        Remote(
+            f"{_KMNIST}/train-images-idx3-ubyte.gz",
+            18_165_135,
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        ),
+        Remote(
+            f"{_KMNIST}/train-labels-idx1-ubyte.gz",
+            29_497,
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        ),
+        Remote(
+            f"{_KMNIST}/t10k-images-idx3-ubyte.gz",
+            3_041_136,
+            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        ),
+        Remote(
+            f"{_KMNIST}/t10k-labels-idx1-ubyte.gz",
+            5_120,
+            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+        ),
+    ),
+    "svhn": (
+        Remote(
+            f"{_SVHN}/train_32x32.mat",
+            182_040_794,
+            "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        ),
+        Remote(
+            f"{_SVHN}/test_32x32.mat",
+            64_275_384,
+            "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+        ),
+    ),
     "fmnist": (
         Remote(
             f"{_FASHION}/train-images-idx3-ubyte.gz",
@@ -90,14 +161,8 @@ SOURCES: Mapping[str, tuple[Remote, ...]] = {
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
     ),
-    "emnist-letters": (
-        Remote(
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            561_753_746,
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-            tuple(f"gzip/{name}.gz" for name in _all_files("emnist-letters")),
-        ),
-    ),
+    "emnist-letters": (_emnist("emnist-letters"),),
+    "emnist-balanced": (_emnist("emnist-balanced"),),
     "cifar10": (
         Remote(
             f"{_CIFAR}/cifar-10-python.tar.gz",
@@ -128,12 +193,18 @@ def get(
     An incomplete file is kept next to its final path as ``….part``, and the next call resumes it. Only a complete file
     with a wrong checksum is deleted.
     """
-    if name == catalogue.DIGITS:
-        return "digits comes with scikit-learn: there is nothing to download"
+    if name in catalogue.EMBEDDED:
+        return f"{name} comes with {catalogue.EMBEDDED[name].comes_with}: there is nothing to download"
     known, root = catalogue.known(name), catalogue.data_root(root)
     if there := catalogue.find(name, root):
         return f"{name} is already in {there}"
     folder = root / known.folder
+    if known.by_hand:
+        raise DataError(
+            f"{name} is not downloaded",
+            "there is no single file of it with a known SHA-256",
+            f"By hand: {known.by_hand} into {folder}",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for remote in sources[name]:

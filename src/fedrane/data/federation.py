@@ -17,30 +17,45 @@ from fedrane.data import sampling
 from fedrane.data.augment import Augmentation, Augmenter
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split
+from fedrane.data.sampling import Span
 from fedrane.task import Batch, Client, Roster, Task
 
 
 @dataclass(frozen=True, eq=False)
 class Normaliser:
-    """Turns stored examples into network inputs: pixels to [0, 1], then mean 0 and deviation 1 by fixed constants."""
+    """Turns stored examples into network inputs: pixels to [0, 1], then mean 0 and deviation 1 by fixed constants.
+
+    Numbers of a vocabulary are passed on as they are, as int64.
+    """
 
     scale: Tensor
     shift: Tensor
+    vocabulary: int = 0
 
     @classmethod
     def of(cls, dataset: Dataset, dtype: torch.dtype, device: torch.device) -> Normaliser:
-        return cls.from_constants(dataset.mean, dataset.std, len(dataset.shape) == 3, dtype, device)
+        image = len(dataset.shape) == 3
+        return cls.from_constants(dataset.mean, dataset.std, image, dtype, device, dataset.vocabulary)
 
     @classmethod
     def from_constants(
-        cls, mean: tuple[float, ...], std: tuple[float, ...], image: bool, dtype: torch.dtype, device: torch.device
+        cls,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        vocabulary: int = 0,
     ) -> Normaliser:
         m, s = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
         scale, shift = (1 / (255 * s), m / s) if image else (1 / s, m / s)
         shape = (1, -1, 1, 1) if image else (1, -1)
-        return cls(*(t.reshape(shape).to(device=device, dtype=dtype) for t in (scale, shift)))
+        scale, shift = (t.reshape(shape).to(device=device, dtype=dtype) for t in (scale, shift))
+        return cls(scale, shift, vocabulary)
 
     def __call__(self, examples: Tensor) -> Tensor:
+        if self.vocabulary:
+            return examples.long()
         return examples.to(self.scale.dtype) * self.scale - self.shift
 
 
@@ -82,7 +97,7 @@ class Federation:
     """Created here and not at its first use, which engines record."""
 
     def __post_init__(self) -> None:
-        self.augment.check(tuple(self.train.x.shape[1:]))
+        self.augment.check(tuple(self.train.x.shape[1:]), self.task.vocabulary)
         object.__setattr__(self, "augmenter", Augmenter.of(self.augment, self.task.device, self.task.dtype))
 
     @classmethod
@@ -130,16 +145,20 @@ class Federation:
             x, mixed = self.augmenter.mix(x, y, mask, key)
         return Batch(x, y, mask, key, full, mixed)
 
-    def batches(self, round: int, clients: Sequence[int], epochs: int) -> dict[int, sampling.Batches]:
+    def batches(self, round: int, clients: Sequence[int], epochs: Span) -> dict[int, sampling.Batches]:
         sizes = {client: len(self.split.train[client]) for client in clients}
         return sampling.batches(self.seed, round, sizes, self.batch, epochs)
 
-    def client(self, index: int, round: int, lr: float, epochs: int) -> Client:
+    def examples_trained(self, clients: Sequence[int], epochs: Span) -> int:
+        """On how many examples these clients train in a round, padding not counted."""
+        return sum(sampling.examples_trained(len(self.split.train[k]), self.batch, epochs) for k in clients)
+
+    def client(self, index: int, round: int, lr: float, epochs: Span) -> Client:
         return each_of(self.cohort([index], round, lr, epochs))[0]
 
-    def cohort(self, clients: list[int], round: int, lr: float, epochs: int) -> Client:
+    def cohort(self, clients: list[int], round: int, lr: float, epochs: Span) -> Client:
         """Return these clients, stacked, with what each knows about itself in a round."""
-        steps = [epochs * -(-len(self.split.train[k]) // self.batch) for k in clients]
+        steps = [sampling.local_steps(len(self.split.train[k]), self.batch, epochs) for k in clients]
         return describe(self.task, clients, self.labels, round, lr, steps)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.data import arrays
+from fedrane.data import arrays, class_counts
 from fedrane.data.streams import generator, permutation
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.system.files import write_atomically
@@ -22,6 +22,7 @@ from fedrane.system.files import write_atomically
 Examples = NDArray[np.int64]
 _LONGEST_META = 1 << 20
 """Bytes of what a saved partition says about its origin."""
+CONSECUTIVE = "consecutive"
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 
 
@@ -65,31 +66,42 @@ class Partitioning:
     """How the examples are distributed over the clients."""
 
     kind: str = "auto"
-    """``auto`` is natural if the data name their clients, else dirichlet."""
+    """``natural`` keeps the clients that the data name; ``dirichlet`` splits each class by Dir(alpha),
+    ``dirichlet-capped`` up to an equal share per client; ``shards`` cuts examples sorted by class; ``pathological``
+    gives each client exactly ``partition.classes`` classes; ``quantity`` skews only the clients' sizes,
+    ``dirichlet-quantity`` sizes and labels, each by its own α, ``iid`` nothing; ``consecutive`` cuts the examples, in
+    their order, into equal parts. ``auto`` is natural if the data name their clients, consecutive for a text, else
+    dirichlet."""
     alpha: float = 0.5
-    """The parameter of the Dirichlet distribution: the smaller, the more the clients differ."""
+    """α, the parameter of the Dirichlet distribution: the smaller, the more the clients differ."""
     shards: int = 2
     """Shards per client, for kind=shards."""
+    classes: int = 2
+    """Classes per client, for kind=pathological."""
+    size_alpha: float = 0.5
+    """The parameter of the Dirichlet distribution of the clients' sizes, for kind=dirichlet-quantity."""
     minimum: int = 10
     """The minimum number of examples of a client."""
     test: float = 0.25
     """The fraction of each client's examples that is kept for its local test set."""
     file: str = ""
-    """A saved partition to reuse; it replaces all other settings except ``test``."""
+    """A saved partition to reuse; it replaces the other ``partition`` keys except ``test``."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"partition.kind={self.kind}", "no such partition", nearest(self.kind, KINDS))
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(
-                f"partition.alpha={self.alpha}",
-                "the Dirichlet distribution needs a positive, finite parameter",
-                "Use 0.1 for strong skew, 0.5 for moderate, or partition.kind=iid for none",
-            )
-        if self.shards < 1:
-            raise ConfigError(
-                f"partition.shards={self.shards}", "each client gets one shard or more", "Use partition.shards=2"
-            )
+        for key, alpha in (("alpha", self.alpha), ("size_alpha", self.size_alpha)):
+            if not 0 < alpha < math.inf:
+                raise ConfigError(
+                    f"partition.{key}={alpha}",
+                    "the Dirichlet distribution needs a positive, finite parameter",
+                    "Use 0.1 for strong skew, 0.5 for moderate, or partition.kind=iid for none",
+                )
+        for key, count, unit in (("shards", self.shards, "shard"), ("classes", self.classes, "class")):
+            if count < 1:
+                raise ConfigError(
+                    f"partition.{key}={count}", f"each client gets one {unit} or more", f"Use partition.{key}=2"
+                )
         if self.minimum < 2:
             raise ConfigError(
                 f"partition.minimum={self.minimum}",
@@ -98,9 +110,10 @@ class Partitioning:
             )
         _check_test_share(self.test)
 
-    def resolved(self, natural: bool) -> Partitioning:
+    def resolved(self, natural: bool, text: bool = False) -> Partitioning:
         """Replace ``auto``: ``natural`` is whether the data name their clients."""
-        return replace(self, kind="natural" if natural else "dirichlet") if self.kind == "auto" else self
+        automatic = "natural" if natural else CONSECUTIVE if text else "dirichlet"
+        return replace(self, kind=automatic) if self.kind == "auto" else self
 
 
 def _check_test_share(test: float) -> None:
@@ -143,6 +156,8 @@ def partition(
             f"each needs at least {how.minimum} (partition.minimum)",
             _room(len(y), clients, how.minimum),
         )
+    if how.kind == CONSECUTIVE:
+        return Partition(tuple(np.array_split(np.arange(len(y), dtype=np.int64), clients)))
     if how.kind in ("iid", "quantity"):  # these ignore labels: treat all examples as one class
         y, classes = np.zeros_like(y), 1
     counts = _COUNTS[how.kind](np.bincount(y, minlength=classes), clients, how, seed)
@@ -248,14 +263,28 @@ def _shards(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed:
     return cells.reshape(clients, len(per_class))
 
 
+def _pathological(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
+    """Give each client exactly ``partition.classes`` classes."""
+    return class_counts.of_classes(per_class, clients, how.classes, how.minimum, seed)
+
+
+def _dirichlet_quantity(per_class: NDArray[np.int64], clients: int, how: Partitioning, seed: int) -> NDArray[np.int64]:
+    """Draw sizes as kind=quantity does with the parameter ``size_alpha``, and within them classes by Dir(α)."""
+    total = per_class.sum(keepdims=True)
+    sizes = _repair(_dirichlet(total, clients, replace(how, alpha=how.size_alpha), seed), how.minimum)
+    return class_counts.of_sizes(per_class, sizes[:, 0], how.alpha, seed)
+
+
 _COUNTS: dict[str, Callable[[NDArray[np.int64], int, Partitioning, int], NDArray[np.int64]]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
     "dirichlet-capped": partial(_dirichlet, capped=True),
     "shards": _shards,
+    "pathological": _pathological,
     "quantity": _dirichlet,
+    "dirichlet-quantity": _dirichlet_quantity,
 }
-KINDS = ("auto", "natural", *_COUNTS)
+KINDS = ("auto", "natural", *_COUNTS, CONSECUTIVE)
 
 
 def _repair(counts: NDArray[np.int64], minimum: int) -> NDArray[np.int64]:
@@ -301,11 +330,13 @@ def _deal(counts: NDArray[np.int64], y: NDArray[np.int64], seed: int) -> Partiti
     return _of_owners(owner, clients)
 
 
-def split(partition: Partition, seed: int, test: float = 0.25, validation: float = 0.0) -> Split:
+def split(partition: Partition, seed: int, test: float = 0.25, validation: float = 0.0, ordered: bool = False) -> Split:
     """Split each client's examples at random into train, validation (a fraction of the non-test ones) and test.
 
     Every client keeps at least one example to train on and one to test on. The test set does not depend on
-    ``validation``, so runs with and without validation are tested on the same examples.
+    ``validation``, so runs with and without validation are tested on the same examples. ``ordered`` examples, the
+    windows of a text, are not mixed: the last ones are for testing, those before them for validation. Otherwise nearly
+    every test window would overlap with windows that were trained on.
     """
     _check_test_share(test)
     if not 0 <= validation < 1:
@@ -315,13 +346,23 @@ def split(partition: Partition, seed: int, test: float = 0.25, validation: float
             "Use 0 for none, or 0.2",
         )
     parts = [
-        split_client(examples, client, seed, test, validation) for client, examples in enumerate(partition.clients)
+        split_client(examples, client, seed, test, validation, ordered)
+        for client, examples in enumerate(partition.clients)
     ]
     return Split(*zip(*parts, strict=True))
 
 
+def split_sizes(count: int, test: float, validation: float) -> tuple[int, int, int]:
+    """How many of a client's examples are for training, validation and testing."""
+    # With three or more examples, two are not for testing: using one for validation must not change the test set.
+    tested = min(max(round(test * count), 1), max(count - 2, 1))
+    kept = count - tested
+    held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
+    return kept - held, held, tested
+
+
 def split_client(
-    examples: Examples, client: int, seed: int, test: float, validation: float
+    examples: Examples, client: int, seed: int, test: float, validation: float, ordered: bool = False
 ) -> tuple[Examples, Examples, Examples]:
     """Return one client's train, validation and test examples; this depends on no other client."""
     if len(examples) < 2:
@@ -330,11 +371,8 @@ def split_client(
             _TWO_EXAMPLES,
             "Create the partition again with partition.minimum=2 or more, or remove the client",
         )
-    # With three or more examples, two are not for testing: using one for validation must not change the test set.
-    tested = min(max(round(test * len(examples)), 1), max(len(examples) - 2, 1))
-    kept = len(examples) - tested
-    held = min(max(round(validation * kept), 1), kept - 1) if validation else 0
-    mixed = examples[permutation(len(examples), seed, "split", client)]
+    _, held, tested = split_sizes(len(examples), test, validation)
+    mixed = np.sort(examples)[::-1] if ordered else examples[permutation(len(examples), seed, "split", client)]
     return np.sort(mixed[tested + held :]), np.sort(mixed[tested : tested + held]), np.sort(mixed[:tested])
 
 

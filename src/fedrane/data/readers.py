@@ -1,4 +1,4 @@
-"""The user's own data: a file of arrays, a folder of images, or any torch dataset."""
+"""The user's own data: a file of arrays or a folder of images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,14 @@ from PIL import Image, UnidentifiedImageError
 
 from fedrane.data import arrays as npz
 from fedrane.data.arrays import Array, Header
-from fedrane.data.dataset import Dataset, hold_out, moments
+from fedrane.data.columns import Table
+from fedrane.data.dataset import CLASSES_ONLY, Dataset, as_numbers, hold_out_of_clients, moments
+from fedrane.data.tables import is_table, labels, read_known
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
 from fedrane.system.files import user_path
 
-_ARRAYS = ("x", "y", "client", "x_test", "y_test", "classes")
+_ARRAYS = ("x", "y", "client", "x_test", "y_test", "classes", "vocabulary")
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """What these suffixes stand for. The content decides how a file is read, and Pillow knows formats that run programs."""
@@ -34,19 +36,12 @@ _AT_ONCE = 1 << 20
 """Pixels that are converted at a time."""
 
 
-class MapStyle(Protocol):
-    """A map-style torch dataset; each item is (input, label)."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 def from_npz(path: str | Path) -> Dataset:
     """Read a file of arrays: ``x`` and ``y``, and optionally ``x_test`` and ``y_test``, ``client``, ``classes``.
 
     ``x`` contains images, as bytes or as floats in [0, 1], with channels first, last or left out; or a table of
-    numbers. ``y`` and ``client`` contain integers or names. ``classes`` names the classes in order.
+    numbers. ``y`` and ``client`` contain integers or names. ``classes`` names the classes in order. With
+    ``vocabulary``, one whole number, ``x`` contains sequences of numbers below it (examples, length), for an embedding.
     """
     path = user_path(path)
     headers = _headers(path)
@@ -60,7 +55,18 @@ def from_npz(path: str | Path) -> Dataset:
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     classes = arrays.get("classes")
     names = None if classes is None else [str(name) for name in _column(classes, f"{path}: classes").tolist()]
-    return _dataset(path.stem, str(path), (arrays["x"], arrays["y"]), test, arrays.get("client"), names)
+    train = arrays["x"], arrays["y"]
+    return assembled(path.stem, str(path), train, test, arrays.get("client"), names, _vocabulary(arrays, path))
+
+
+def _vocabulary(arrays: Mapping[str, Array], path: Path) -> int:
+    """The number of words or characters that the file's inputs are numbers of; 0 if it does not say."""
+    if "vocabulary" not in arrays:
+        return 0
+    size = arrays["vocabulary"]
+    if size.dtype.kind not in "iu" or size.size != 1 or size.item() < 1:
+        raise DataError(f"{path}: vocabulary is {size.dtype} {size.shape}", "it is one whole number above 0")
+    return int(size.item())
 
 
 def _headers(path: Path) -> dict[str, Header]:
@@ -114,7 +120,7 @@ def _channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS
 
 
-def read_inputs(path: Path, check_shape: Callable[[tuple[int, ...]], None]) -> Array:
+def read_inputs(path: Path, check_shape: Callable[[tuple[int, ...]], None], vocabulary: int = 0) -> Array:
     """Read only the inputs of a file of arrays: its ``x``; ``check_shape`` sees the shape of one before any is read."""
     headers = _headers(path)
     if "x" not in headers:
@@ -125,13 +131,16 @@ def read_inputs(path: Path, check_shape: Callable[[tuple[int, ...]], None]) -> A
     needed = headers["x"].size + _kept(shape) + _PER_ROW * shape[0]
     memory.require(needed, f"x of {path}", "Use a file with fewer examples")
     with _clear_errors(path):
-        return as_inputs(npz.read(path, ["x"])["x"], f"{path}: x")
+        return as_inputs(npz.read(path, ["x"])["x"], f"{path}: x", vocabulary)
 
 
-def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0) -> tuple[Array, NDArray[np.int64]]:
-    """Read all examples of one client, from a file of arrays or a folder of images; the classes are given.
+def read_labelled(
+    path: str | Path, classes: Sequence[str], image_size: int = 0, table: Table | None = None, vocabulary: int = 0
+) -> tuple[Array, NDArray[np.int64]]:
+    """Read all examples of one client, from a CSV file, a file of arrays or a folder of images; the classes are given.
 
-    A label is the name of a class or its index. A client need not have examples of every class.
+    So is the form of a ``table``. A label is the name of a class or its index. A client need not have examples of every
+    class.
     """
     path = user_path(path)
     if path.suffix == ".npz":
@@ -139,7 +148,13 @@ def read_labelled(path: str | Path, classes: Sequence[str], image_size: int = 0)
         if not {"x", "y"} <= headers.keys():
             raise DataError(f"{path} has {', '.join(headers)}", "a client's inputs are x, and their labels y")
         arrays = _arrays(path, {name: headers[name] for name in ("x", "y")})
-        x, names = as_inputs(arrays["x"], f"{path}: x"), [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+        x = as_inputs(arrays["x"], f"{path}: x", vocabulary)
+        names = [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+    elif is_table(path):
+        if table is None:
+            raise DataError(f"{path} is a table with named columns", "the federation's inputs are others")
+        rows = read_known(path, table, table.label)
+        x, names = table.encode(rows), labels(rows, table)
     else:
         images = from_folder(path, image_size)
         x = np.concatenate([images.x, images.x_test])
@@ -185,10 +200,10 @@ def from_folder(path: str | Path, image_size: int = 0) -> Dataset:
     split = "train" in parts and parts <= {"train", "test"}  # next to other folders they are classes or clients
     train = _pictures(folder / "train" if split else folder)
     test = _pictures(folder / "test") if split and "test" in parts else []
-    pixels = _alike(_decoded([picture.path for picture in train + test], image_size))
+    pixels = alike([pixels for _, pixels in _decoded([picture.path for picture in train + test], image_size)])
     labels = np.array([picture.label for picture in train + test])
     examples = len(train)
-    return _dataset(
+    return assembled(
         folder.resolve().name,
         str(folder),
         (pixels[:examples], labels[:examples]),
@@ -239,14 +254,14 @@ def _decoded(paths: Sequence[Path], image_size: int) -> list[tuple[Path, Array]]
                 needed = 2 * len(paths) * math.prod(shape) + _kept((len(paths), *shape), moments=True)
                 memory.require(needed, f"{len(paths)} images like {path}", "Set a smaller image_size, or use fewer")
                 checked.add(shape)
-            decoded.append((path, _pixels(image, str(path), image_size)))
+            decoded.append((path, pixels_of(image, str(path), image_size)))
     return decoded
 
 
 def _decode(path: Path, image_size: int) -> Array:
     with _opened(path) as image:
         memory.require(4 * math.prod(_shape(image, image_size)), str(path), "Use a smaller image")
-        return _pixels(image, str(path), image_size)
+        return pixels_of(image, str(path), image_size)
 
 
 @contextmanager
@@ -281,7 +296,7 @@ def _shape(image: Image.Image, image_size: int) -> tuple[int, ...]:
     return len(_mode(image)), height, width
 
 
-def _pixels(image: Image.Image, what: str, image_size: int = 0) -> Array:
+def pixels_of(image: Image.Image, what: str, image_size: int = 0) -> Array:
     """Return an image as bytes (channels, height, width), with one channel if it is grey."""
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{what} has more than 8 bits per pixel", "images are bytes", "Convert it to 8 bits")
@@ -302,70 +317,46 @@ def _check_alike(first: Path, pixels: Array, path: Path, shape: tuple[int, ...])
         )
 
 
-def _alike(images: Sequence[tuple[Path, Array]]) -> Array:
-    """Stack all images in one array; if some are RGB, grey ones become RGB."""
-    _, height, width = images[0][1].shape
-    channels = max(len(pixels) for _, pixels in images)
-    return np.stack([np.broadcast_to(pixels, (channels, height, width)) for _, pixels in images])
+def alike(images: Sequence[Array]) -> Array:
+    """Stack images of one size in one array; if some are RGB, grey ones become RGB."""
+    _, height, width = images[0].shape
+    channels = max(map(len, images))
+    return np.stack([np.broadcast_to(pixels, (channels, height, width)) for pixels in images])
 
 
-def from_torch(dataset: MapStyle, test: MapStyle | None = None, name: str = "torch") -> Dataset:
-    """Read any torch dataset with a length whose items are (input, label).
-
-    An input is a tensor, a NumPy array or a PIL image: an image as in :func:`from_npz`, not yet normalised, or a row of
-    a table. A label is an integer or a name.
-    """
-    held = None if test is None else _items(test, f"{name} (test)")
-    return _dataset(name, name, _items(dataset, name), held, None)
-
-
-def _items(dataset: MapStyle, what: str) -> tuple[Array, Array]:
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError(f"{what}: a {type(dataset).__name__} has no length", "examples are read by their index")
-    inputs, labels = [], []
-    for number in range(len(dataset)):
-        try:
-            x, y = dataset[number]
-            inputs.append(_pixels(x, f"{what}, item {number}") if isinstance(x, Image.Image) else np.asarray(x))
-            labels.append(y if isinstance(y, str) else np.asarray(y).item())
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{what}: item {number} cannot be used: {error}",
-                "an item is (input, label): a tensor, array or image on the CPU, and one number or name",
-            ) from error
-        if inputs[-1].shape != inputs[0].shape:
-            shapes = f"{what}: item {number} is {inputs[-1].shape} and item 0 is {inputs[0].shape}"
-            message = "all inputs must have the same shape"
-            raise DataError(shapes, message, "Resize or convert them in the dataset's transform")
-    return np.stack(inputs) if inputs else np.zeros((0, 0)), np.array(labels)
-
-
-def _dataset(
+def assembled(
     name: str,
     where: str,
     train: tuple[Array, Array],
     test: tuple[Array, Array] | None,
     client: Array | None,
     names: Sequence[str] | None = None,
+    vocabulary: int = 0,
 ) -> Dataset:
     """Build the dataset from arrays of any source."""
-    x = as_inputs(train[0], f"{where}: x")
+    x = as_inputs(train[0], f"{where}: x", vocabulary)
     labels, classes = _labels([train[1]] if test is None else [train[1], test[1]], names, where)
     y, clients = labels[0], None if client is None else _numbered(client, f"{where}: client")
     for what, column in (("labels", y), ("client entries", clients)):
         if column is not None and len(column) != len(x):
             raise DataError(f"{where}: {len(x)} inputs but {len(column)} {what}", "each input needs one")
     if test is None:
-        held = _held_out(y, clients, where)
+        held = hold_out_of_clients(y, clients, where)
         x_test, y_test = x[held], y[held]
         x, y, clients = x[~held], y[~held], None if clients is None else clients[~held]
     else:
-        x_test, y_test = as_inputs(test[0], f"{where}: x_test"), labels[1]
-    return Dataset(name, x, y, x_test, y_test, classes, *moments(x), clients)
+        x_test, y_test = as_inputs(test[0], f"{where}: x_test", vocabulary), labels[1]
+    constants = ((), ()) if vocabulary else moments(x)
+    return Dataset(name, x, y, x_test, y_test, classes, *constants, clients, vocabulary=vocabulary)
 
 
-def as_inputs(x: Array, what: str) -> Array:
-    """Return images as bytes (examples, channels, height, width), or a table as float32 (examples, columns)."""
+def as_inputs(x: Array, what: str, vocabulary: int = 0) -> Array:
+    """Return images as bytes (examples, channels, height, width), or a table as float32 (examples, columns).
+
+    With a ``vocabulary``, return sequences of numbers (examples, length).
+    """
+    if vocabulary:
+        return as_numbers(x, vocabulary, what)
     _check_inputs(Header(x.shape, x.dtype), what)
     if x.ndim == 2:
         with np.errstate(over="ignore"):  # values beyond float32 become infinite and are rejected below
@@ -421,7 +412,8 @@ def not_pixels(what: str, dtype: object, values: tuple[float, ...]) -> DataError
 def _column(values: Array, what: str) -> Array:
     """Check and return one integer or name per example."""
     if values.ndim != 1 or values.dtype.kind not in "biuSU":
-        raise DataError(f"{what} is {values.dtype} {values.shape}", "it must be a list of integers or of names")
+        remedy = CLASSES_ONLY if values.dtype.kind == "f" and what.endswith(": y") else ""
+        raise DataError(f"{what} is {values.dtype} {values.shape}", "it must be a list of integers or of names", remedy)
     if values.dtype.kind == "S":
         return np.char.decode(values, "utf-8", "backslashreplace")
     return values if values.dtype.kind == "U" else values.astype(np.int64)
@@ -451,19 +443,3 @@ def _labels(
 def _numbered(client: Array, what: str) -> NDArray[np.int64]:
     """Return the clients as 0 … K − 1, in the order of their numbers or names."""
     return np.unique(_column(client, what), return_inverse=True)[1].astype(np.int64)
-
-
-def _held_out(y: NDArray[np.int64], clients: NDArray[np.int64] | None, where: str) -> NDArray[np.bool_]:
-    """Choose the test examples; every client keeps at least one to train on."""
-    held = hold_out(y)
-    if clients is not None:
-        different, first = np.unique(clients, return_index=True)
-        without_training = np.bincount(clients[~held], minlength=len(different)) == 0
-        held[first[without_training]] = False
-    if not held.any():
-        raise DataError(
-            f"{where}: no example can be held out for testing",
-            "a fifth of each class with two or more examples is held out",
-            "Give a test set, or more examples",
-        )
-    return held

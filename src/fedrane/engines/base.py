@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation, Pool
+from fedrane.data.sampling import Span
 from fedrane.engines import evaluation
 from fedrane.engines.evaluation import Metrics, Predicted
 from fedrane.task import Client, Model, State
@@ -41,7 +42,7 @@ class Engine(Protocol):
     """Runs a method's hooks for the clients of a federation."""
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         """Train these clients from the server's state; ``client_states`` has those of clients that trained before."""
 
@@ -57,7 +58,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained: ...
 
     @abstractmethod

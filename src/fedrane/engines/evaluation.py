@@ -5,6 +5,10 @@
 ``personal/…``     every client's personal model on its local test set, over all clients, not only the sampled ones.
 
 A method without a global (or personal) model has no such entries: the column is empty.
+
+On a task with two classes there are also F1, and AUROC, AUPRC and the sensitivity at a fixed specificity. These three
+rank examples by their scores. Scores of different personal models are not comparable, so each client's examples are
+ranked among themselves, and the mean is over the clients that have examples of both classes, weighted by examples.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation, Pool
+from fedrane.ops.ranking import Ranking, ranking
 from fedrane.task import Model, State
 
 Metrics = dict[str, Any]
@@ -29,6 +37,33 @@ WORST = 0.1
 class Predicted(NamedTuple):
     labels: NDArray[np.int64]
     losses: NDArray[np.float64]
+    margins: NDArray[np.float64] | None = None
+    """With two classes: the score of the second minus that of the first, its log-odds."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Tensor]) -> Predicted:
+        """What :func:`against` gives."""
+        return cls(*(column.cpu().numpy() for column in columns))
+
+    @classmethod
+    def nothing(cls, classes: int) -> Predicted:
+        return cls.of(against(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)))
+
+    def split(self, cuts: NDArray[np.int64]) -> list[Predicted]:
+        columns = [np.split(column, cuts) for column in self if column is not None]
+        return [Predicted(*parts) for parts in zip(*columns, strict=True)]
+
+
+def against(scores: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return the fields of :class:`Predicted` for scores (…, classes) of examples with labels ``y``.
+
+    The margin of two classes has the order of their probabilities, and none of the ties of probabilities near 1.
+    """
+    losses = F.cross_entropy(scores.movedim(-1, 1), y, reduction="none").double()
+    if scores.shape[-1] != 2:
+        return scores.argmax(-1), losses
+    first, second = scores.double().unbind(-1)
+    return scores.argmax(-1), losses, second - first
 
 
 class Predicts(Protocol):
@@ -53,15 +88,20 @@ class Tally(NamedTuple):
     minority_hits: int = 0
     class_examples: tuple[int, ...] = ()
     class_hits: tuple[int, ...] = ()
+    ranking: Ranking | None = None
+    """With two classes, if there are examples of both."""
 
     @classmethod
-    def of(cls, predicted: Predicted, y: NDArray[np.int64], minority: NDArray[np.bool_]) -> Tally:
+    def of(cls, predicted: Predicted, y: NDArray[np.int64], minority: NDArray[np.bool_], positive: int) -> Tally:
         """Count predictions for examples with labels ``y``; ``minority`` marks the client's minority classes."""
         hit, rare = predicted.labels == y, minority[y]
         by_class = (np.bincount(y[chosen], minlength=len(minority)) for chosen in (slice(None), hit))
         examples, hits = (tuple(counts.tolist()) for counts in by_class)
         loss = float(predicted.losses.sum())
-        return cls(len(y), int(hit.sum()), loss, int(rare.sum()), int(hit[rare].sum()), examples, hits)
+        ranked = None
+        if predicted.margins is not None:
+            ranked = ranking(predicted.margins if positive else -predicted.margins, y == positive)
+        return cls(len(y), int(hit.sum()), loss, int(rare.sum()), int(hit[rare].sum()), examples, hits, ranked)
 
 
 def evaluate(
@@ -80,19 +120,20 @@ def evaluate(
         model = algorithm.global_model(task, server)
         metrics |= official(engine, federation, model)
         tested, held_out[GLOBAL] = tally_predictions(engine, federation, [model] * federation.population)
-        metrics |= over_clients("global/local_", tested)
+        metrics |= over_clients("global/local_", tested, task.positive)
     if PERSONAL in algorithm.models_on(task):
         models = [engine.personal(server, client_states.get(k), k, round) for k in everyone]
         tested, held_out[PERSONAL] = tally_predictions(engine, federation, models)
-        metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested)
+        metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested, task.positive)
     return metrics | validation(held_out)
 
 
 def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
     """Evaluate the global model on the official test set."""
-    predicted = engine.predict(model, federation.test, np.arange(len(federation.test)))
-    no_minority = np.zeros(federation.task.classes, np.bool_)
-    return overall(GLOBAL, [Tally.of(predicted, _labels(federation.test), no_minority)])
+    task, y = federation.task, _labels(federation.test)
+    predicted = engine.predict(model, federation.test, np.arange(len(y)))
+    tally = Tally.of(predicted, y, np.zeros(task.classes, np.bool_), task.positive)
+    return overall(GLOBAL, [tally]) | two_classes("global/", [tally], task.positive)
 
 
 def tally_predictions(engine: Predicts, federation: Federation, models: list[Model]) -> tuple[list[Tally], list[Tally]]:
@@ -111,7 +152,8 @@ def _tallies(
     if not any(len(r) for r in examples):
         return []
     predicted = _by_client(engine, models, federation.train, examples, together)
-    return [Tally.of(p, y[r], minority[k]) for k, (p, r) in enumerate(zip(predicted, examples, strict=True))]
+    each, positive = zip(predicted, examples, minority, strict=True), federation.task.positive
+    return [Tally.of(p, y[r], rare, positive) for p, r, rare in each]
 
 
 def _labels(pool: Pool) -> NDArray[np.int64]:
@@ -124,9 +166,7 @@ def _by_client(
     """Predict each client's examples with its model; in one batch if all share it and batches do not matter."""
     if together and all(model is models[0] for model in models):
         predicted = engine.predict(models[0], pool, np.concatenate(examples))
-        cuts = np.cumsum([len(r) for r in examples])[:-1]
-        parts = zip(np.split(predicted.labels, cuts), np.split(predicted.losses, cuts), strict=True)
-        return [Predicted(labels, losses) for labels, losses in parts]
+        return predicted.split(np.cumsum([len(r) for r in examples])[:-1])
     return engine.predict_each(models, pool, examples)
 
 
@@ -147,8 +187,23 @@ def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
     return metrics
 
 
-def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
-    """Return metrics on the local test sets: over all examples, over clients, and over minority classes."""
+def two_classes(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics:
+    """Return F1 over all examples together, and the means of the rankings; nothing if there are not two classes."""
+    if not all(len(t.class_examples) == 2 for t in tallies):
+        return {}
+    found = sum(t.class_hits[positive] for t in tallies)
+    wrong = sum(t.examples - t.hits for t in tallies)
+    metrics: Metrics = {f"{prefix}f1": 2 * found / (2 * found + wrong)} if found or wrong else {}
+    ranked = [(t.ranking, t.examples) for t in tallies if t.ranking]
+    if ranked:
+        values, weights = zip(*ranked, strict=True)
+        means = np.average(values, axis=0, weights=weights).tolist()
+        metrics |= {f"{prefix}{name}": mean for name, mean in zip(Ranking._fields, means, strict=True)}
+    return metrics
+
+
+def over_clients(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics:
+    """Return metrics on the local test sets: over all examples, over clients, over minorities, and of two classes."""
     each = np.array([t.hits / t.examples for t in tallies])
     worst = np.sort(each)[: math.ceil(WORST * len(each))]
     metrics: Metrics = {
@@ -161,6 +216,8 @@ def over_clients(prefix: str, tallies: Sequence[Tally]) -> Metrics:
     examples, hits = sum(t.minority_examples for t in tallies), sum(t.minority_hits for t in tallies)
     if examples:
         metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = hits / examples
+    if two := two_classes(prefix, tallies, positive):
+        metrics |= two | {f"{prefix}clients_with_both_classes": sum(t.ranking is not None for t in tallies)}
     return metrics
 
 

@@ -46,10 +46,14 @@ def impossible() -> str:
     return ""
 
 
+def require_possible() -> None:
+    if why := impossible():
+        raise ConfigError("engine=processes cannot be used here", why, "Use engine=threaded or engine=auto")
+
+
 class Processes(Sequential):
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
-        if why := impossible():
-            raise ConfigError("engine=processes cannot be used here", why, "Use engine=threaded or engine=auto")
+        require_possible()
         super().__init__(algorithm, federation)
         self.number = torch.get_num_threads()
         self.worker = Worker(algorithm, federation)

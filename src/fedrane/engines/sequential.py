@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool
+from fedrane.data.sampling import Span
 from fedrane.engines.base import LocalEngine, Trained
-from fedrane.engines.evaluation import Predicted
+from fedrane.engines.evaluation import Predicted, against
 from fedrane.errors import FedraneError
 from fedrane.task import Batch, Client, Context, Model, State
 
@@ -34,7 +34,7 @@ class Sequential(LocalEngine):
         self._reported: set[str] = set()
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         def one(engine: Sequential, k: int) -> tuple[Client, Done, int, str]:
             client = engine.federation.client(k, round, lr, epochs)
@@ -50,7 +50,7 @@ class Sequential(LocalEngine):
             cohort=stack_clients(cohort),
             client_states={k: d.client_state for k, d in zip(clients, done, strict=True)},
             metrics=metrics_of_all(clients, [d.metrics for d in done]),
-            examples=epochs * sum(sizes),
+            examples=self.federation.examples_trained(clients, epochs),
             bytes_down=sum(down),
             bytes_up=sum(tree.nbytes(d.up) for d in done),
             messages=self.once(messages),
@@ -74,7 +74,7 @@ class Sequential(LocalEngine):
         client_state = algorithm.join(task, server, client) if client_state is None else client_state
         return Context(algorithm.send(task, server, client), client_state, client)
 
-    def train_client(self, ctx: Context, k: int, round: int, epochs: int) -> Done:
+    def train_client(self, ctx: Context, k: int, round: int, epochs: Span) -> Done:
         with naming("begin", k, round):
             work = self.begin(ctx)
         for number, (examples, key) in enumerate(self.planned(k, round, epochs)):
@@ -92,7 +92,7 @@ class Sequential(LocalEngine):
     def finish(self, ctx: Context, work: Work) -> Done:
         return self.algorithm.finish(self.federation.task, ctx, work)
 
-    def planned(self, k: int, round: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def planned(self, k: int, round: int, epochs: Span) -> Iterator[tuple[Tensor, Tensor]]:
         """The examples of each step, and the key of its noise."""
         federation = self.federation
         for examples, mask, key in zip(*federation.batches(round, [k], epochs)[k], strict=True):
@@ -105,7 +105,7 @@ class Sequential(LocalEngine):
             examples.to(device), mask, key.to(device), self.algorithm.trains_model, full=True
         )
 
-    def batches(self, k: int, round: int, epochs: int) -> Iterator[Batch]:
+    def batches(self, k: int, round: int, epochs: Span) -> Iterator[Batch]:
         return (self.batch(*planned) for planned in self.planned(k, round, epochs))
 
     def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model:
@@ -116,14 +116,13 @@ class Sequential(LocalEngine):
         size = self.predict_batch_size
         chunks = [examples[begin : begin + size] for begin in range(0, len(examples), size)]
         if not chunks:
-            return Predicted(np.zeros(0, np.int64), np.zeros(0))
+            return Predicted.nothing(self.federation.task.classes)
         predicted = self.each(
             lambda engine, position: engine.predict_batch(model, pool, chunks[position]),
             range(len(chunks)),
             [len(c) for c in chunks],
         )
-        labels, losses = (torch.cat(parts) for parts in zip(*predicted, strict=True))
-        return Predicted(labels.cpu().numpy(), losses.double().cpu().numpy())
+        return Predicted.of([torch.cat(parts) for parts in zip(*predicted, strict=True)])
 
     @property
     def predict_batch_size(self) -> int:
@@ -131,12 +130,11 @@ class Sequential(LocalEngine):
         return self.federation.batch if self.federation.task.depends_on_batch else MAX_PREDICT_EXAMPLES
 
     @torch.no_grad()
-    def predict_batch(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Predicted labels and losses of one batch."""
+    def predict_batch(self, model: Model, pool: Pool, examples: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """The columns of what is predicted of one batch."""
         x, y = pool.take(examples)
         mask = torch.ones(len(y), dtype=torch.bool, device=y.device)
-        scores = self.algorithm.predict(self.federation.task, model, x, mask)
-        return scores.argmax(1), F.cross_entropy(scores, y, reduction="none")
+        return against(self.algorithm.predict(self.federation.task, model, x, mask), y)
 
     def predict_each(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         return self.each(

@@ -30,8 +30,9 @@ from torch.utils import _pytree as pytree
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool, each_of
+from fedrane.data.sampling import Span
 from fedrane.engines.base import LocalEngine, Trained
-from fedrane.engines.evaluation import Predicted
+from fedrane.engines.evaluation import Predicted, against
 from fedrane.engines.replay import overwrite
 from fedrane.engines.sequential import Sequential, not_replayed
 from fedrane.engines.static_step import StaticStep
@@ -278,14 +279,14 @@ class Stacked(LocalEngine):
         self._slots = 0
         self._stacks: dict[int, _TrainingStack] = {}
         self._messages: list[str] = []
-        self._plans: dict[tuple[int, int], dict[int, Plan]] = {}
+        self._plans: dict[tuple[int, Span], dict[int, Plan]] = {}
         self._predictions: dict[tuple[Any, ...], _PredictionStack] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     # ---- training
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         if not self.one_by_one:
             try:
@@ -297,7 +298,7 @@ class Stacked(LocalEngine):
         return self.sequential.train_round(server, client_states, clients, round, lr, epochs)
 
     def _train(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         federation = self.federation
         cohort = federation.cohort(clients, round, lr, epochs)
@@ -328,7 +329,7 @@ class Stacked(LocalEngine):
             cohort=cohort._replace(labels=None),
             client_states=dict(zip(clients, tree.unstack(done.client_state, len(clients)), strict=True)),
             metrics={name: values.tolist() for name, values in done.metrics.items()},
-            examples=epochs * sum(len(federation.split.train[k]) for k in clients),
+            examples=federation.examples_trained(clients, epochs),
             bytes_down=down,
             bytes_up=tree.nbytes(done.up),
             messages=self._new_messages(),
@@ -380,7 +381,7 @@ class Stacked(LocalEngine):
             done.append(stack.result(len(steps[piece])))
         return done
 
-    def _plan(self, clients: list[int], round: int, epochs: int) -> dict[int, Plan]:
+    def _plan(self, clients: list[int], round: int, epochs: Span) -> dict[int, Plan]:
         known = self._plans.pop((round, epochs), {})
         if known.keys() == set(clients):
             return known
@@ -444,7 +445,7 @@ class Stacked(LocalEngine):
     def _predict(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         longest = max(len(r) for r in examples)
         if not longest:
-            return [Predicted(np.zeros(0, np.int64), np.zeros(0)) for _ in examples]
+            return [Predicted.nothing(self.federation.task.classes) for _ in examples]
         width = min(self.sequential.predict_batch_size, longest)
         index = np.zeros((-(-longest // width), len(examples), width), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=np.bool_)
@@ -455,9 +456,9 @@ class Stacked(LocalEngine):
         with errors_of_hook("personal_model"):
             trees = _StackedTrees.of_models(models)
         with errors_of_hook("predict"):
-            labels, losses = self._prediction_stack(trees, pool, width).predict(trees, index, mask)
+            predicted = self._prediction_stack(trees, pool, width).predict(trees, index, mask)
         # A client's examples fill its chunks one after the other, so padding comes last.
-        return [Predicted(labels[k, : len(r)], losses[k, : len(r)]) for k, r in enumerate(examples)]
+        return [Predicted.of([column[k, : len(r)] for column in predicted]) for k, r in enumerate(examples)]
 
     def _prediction_stack(self, trees: _StackedTrees, pool: Pool, width: int) -> _PredictionStack:
         key = (id(pool), trees.clients, width, trees.layout())
@@ -476,10 +477,8 @@ class _PredictionStack:
         self.index: Tensor
         self.mask: Tensor
 
-    def predict(
-        self, models: _StackedTrees, index: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Labels and losses (clients, examples) of all chunks (number, clients, width)."""
+    def predict(self, models: _StackedTrees, index: NDArray[np.int64], mask: NDArray[np.bool_]) -> list[Tensor]:
+        """The columns of what is predicted, (clients, examples), of all chunks (number, clients, width)."""
         chunks = [torch.from_numpy(values).to(self.static.device) for values in (index, mask)]
 
         def allocate() -> list[Tensor]:
@@ -494,11 +493,10 @@ class _PredictionStack:
                 self.mask.copy_(chunk_mask)
             else:
                 self.static.load([*models.leaves, examples, chunk_mask], models.layout(), allocate)
-            parts.append(tuple(part.clone() for part in self.static.run(self._scores, writes=None)))
-        labels, losses = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        return labels.cpu().numpy(), losses.double().cpu().numpy()
+            parts.append(tuple(part.clone() for part in self.static.run(self._compared, writes=None)))
+        return [torch.cat(part, 1).cpu() for part in zip(*parts, strict=True)]
 
-    def _scores(self) -> tuple[Tensor, Tensor]:
+    def _compared(self) -> tuple[Tensor, ...]:
         def predict(leaves: list[Tensor], x: Tensor, chunk_mask: Tensor) -> Tensor:
             model = pytree.tree_unflatten(leaves, self.models.shape)
             return self.algorithm.predict(self.federation.task, model, x, chunk_mask)
@@ -506,7 +504,7 @@ class _PredictionStack:
         x, y = self.examples.take(self.index)
         with stacked_mode():
             scores = vmap(predict, in_dims=(self.models.dims, 0, 0))(self.models.leaves, x, self.mask)
-        return scores.argmax(-1), torch.nn.functional.cross_entropy(scores.movedim(-1, 1), y, reduction="none")
+        return against(scores, y)
 
 
 @contextmanager

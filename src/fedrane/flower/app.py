@@ -18,15 +18,17 @@ from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.federation import Federation
 from fedrane.data.partition import Split, split_client
 from fedrane.data.readers import read_labelled
+from fedrane.data.text import is_text, read_text, windows
 from fedrane.errors import CheckpointError, ConfigError
 from fedrane.experiment import Experiment, read_toml
 from fedrane.flower.client import LocalClient, client_app
 from fedrane.flower.client_state import ClientStateStore
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.project import EXPERIMENT, AppConfig
+from fedrane.flower.roster import Roster
 from fedrane.flower.server import ServerSettings, serve
 from fedrane.system import memory
-from fedrane.system.files import private_folder
+from fedrane.system.files import private_folder, user_path
 from fedrane.task import Model, State
 from fedrane.training import user_code
 from fedrane.training.predictor import Inputs, Predictor
@@ -44,7 +46,9 @@ def server(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: NodeContext) -> None:
-        serve(AppConfig.read(folder), ServerSettings.read(context.run_config), grid)
+        settings = ServerSettings.read(context.run_config)
+        roster = Roster.read(folder / Path(settings.roster).expanduser()) if settings.roster else None
+        serve(AppConfig.read(folder), settings, grid, roster)
 
     return app
 
@@ -58,7 +62,11 @@ def node_examples(context: NodeContext, experiment: Experiment, inputs: Inputs) 
     Nothing that the server sends decides what is read.
     """
     if "data" in context.node_config:
-        return read_labelled(str(context.node_config["data"]), inputs.classes, experiment.image_size)
+        source = str(context.node_config["data"])
+        if inputs.alphabet and is_text(source):
+            (window,) = inputs.shape
+            return windows(read_text(user_path(source), window), inputs.alphabet, window)
+        return read_labelled(source, inputs.classes, experiment.image_size, inputs.table, inputs.vocabulary)
     if "num-partitions" not in context.node_config:
         raise ConfigError(
             "this node has no data", "a client's examples come from its own machine", "--node-config 'data=\"PATH\" …'"
@@ -79,8 +87,8 @@ def _client_index(context: NodeContext) -> int:
 
 def node_folder(context: NodeContext) -> Path:
     """Where this node's client keeps its state and its models."""
-    default = Path.home() / ".fedrane" / f"client-{_client_index(context)}"
-    return Path(str(context.node_config.get("folder", default))).expanduser()
+    default = f"~/.fedrane/client-{_client_index(context)}"
+    return user_path(str(context.node_config.get("folder", default)))
 
 
 def client(folder: Path, examples: ReadExamples = node_examples) -> ClientApp:
@@ -100,8 +108,7 @@ class AppClients:
         return AppConfig.read(self.folder)
 
     def identity(self, context: NodeContext, key: str) -> tuple[int, int]:
-        index, y = _client_index(context), self.examples(context, *self.config)[1]
-        return index, len(self._split(index, len(y))[0])
+        return _client_index(context), len(self.examples(context, *self.config)[1])
 
     def client(self, context: NodeContext, request: ClientRequest) -> LocalClient:
         config, e, index = self.config, self.config.experiment, _client_index(context)
@@ -135,7 +142,8 @@ class AppClients:
 
     def _split(self, index: int, size: int) -> tuple[NDArray[np.int64], ...]:
         e = self.config.experiment
-        return split_client(np.arange(size), index, e.seed, e.partition.test, e.validation)
+        ordered = bool(self.config.inputs.alphabet)
+        return split_client(np.arange(size), index, e.seed, e.partition.test, e.validation, ordered)
 
 
 # ---- the models in a client's folder

@@ -49,7 +49,7 @@ class ClientProvider(Protocol):
     """How a node finds its client: its identity by its context alone; for a request, method and data as well."""
 
     def identity(self, context: NodeContext, key: str) -> tuple[int, int]:
-        """The client's number, and how many training examples it has."""
+        """The client's number, and how many examples it has."""
 
     def client(self, context: NodeContext, request: ClientRequest) -> LocalClient: ...
 
@@ -123,7 +123,7 @@ class RequestHandler:
         if received is None:
             return RecordDict({"missing_constants": ConfigRecord({"round": request.round})})
         down, constant = received
-        done = self.engine.train_client(self._context(down), request.client, request.round, request.epochs)
+        done = self.engine.train_client(self._context(down), request.client, request.round, request.length)
         client_state = tree.map(lambda leaf: leaf.cpu().contiguous(), done.client_state)
         if not tree.finite(client_state):  # the server refuses such an upload, and never sees this
             raise Diverged(f"client {request.client}'s own state is no longer finite in round {request.round}")
@@ -132,7 +132,7 @@ class RequestHandler:
         if request.bf16:  # the change is rounded, and not the model
             base = tree.flatten(down)
             up = {path: leaf - base[path] if path in base else leaf for path, leaf in up.items()}
-        examples = request.epochs * len(self.client.federation.split.train[request.client])
+        examples = self.client.federation.examples_trained([request.client], request.length)
         return RecordDict(
             {
                 "up": Encoder(request.bf16).record(up),
@@ -172,7 +172,7 @@ class RequestHandler:
         if request.global_model:
             models[GLOBAL] = self._global_model(down)
         if personalise:
-            done = self.engine.train_client(ctx, request.client, request.round, request.epochs)
+            done = self.engine.train_client(ctx, request.client, request.round, request.length)
             models[PERSONAL] = Model(*({**a, **b} for a, b in zip(down.model, done.up.model, strict=True)))
             ctx = ctx._replace(client_state=done.client_state)
         if PERSONAL in algorithm.models_on(task):
@@ -181,14 +181,14 @@ class RequestHandler:
 
     def _global_model(self, down: State) -> Model:
         layout = Layout.from_text(self.request.global_model)
-        received = self.content.array_records["global_model"]
+        received = self._arrays("global_model")
         expected = {path: leaf for path, leaf in layout.schema.items() if path in received}
         tensors = self._decoded(expected, received, bf16=False)
         return layout.state({**tree.flatten(down), **tensors}).model
 
     def _received(self) -> tuple[State, Tensors] | None:
         """What was received, with the constants received before; None if those are missing."""
-        received, layout = self.content.array_records["down"], self.layout
+        received, layout = self._arrays("down"), self.layout
         expected = layout.schema
         parts = self.client.federation.task.parts.items()
         shapes = {f"{part}.{name}": tuple(p.shape) for part, module in parts for name, p in module.named_parameters()}
@@ -210,6 +210,12 @@ class RequestHandler:
         kept = {path.removeprefix(PARAMS): tensors[path].cpu() for path in layout.constant}
         return layout.state(tensors), kept
 
+    def _arrays(self, name: str) -> Mapping[str, Array]:
+        record = self.content.array_records.get(name)
+        if record is None:
+            raise MessageError(f"a message without the arrays {name!r}")
+        return record
+
     def _decoded(self, expected: Schema, received: Mapping[str, Array], bf16: bool) -> Tensors:
         device = self.client.federation.task.device
         tensors = decode(received, expected, bf16, frozenset(self.layout.constant))
@@ -217,7 +223,7 @@ class RequestHandler:
 
     def _context(self, down: State) -> Context:
         request, federation, algorithm = self.request, self.client.federation, self.client.algorithm
-        client = federation.client(request.client, request.round, request.lr, request.epochs)
+        client = federation.client(request.client, request.round, request.lr, request.length)
         if self.saved:
             client_state = tree.map(lambda leaf: leaf.to(federation.task.device), self.saved.client_state)
             return Context(down, client_state, client)
@@ -226,7 +232,7 @@ class RequestHandler:
         sent: dict[str, torch.Tensor] = {}
         if request.first_state:
             layout = Layout.from_text(request.first_state)
-            sent = self._decoded(layout.schema, self.content.array_records["first_state"], bf16=False)
+            sent = self._decoded(layout.schema, self._arrays("first_state"), bf16=False)
         client_state = as_state(refill({**tree.flatten(derived), **sent}, list(empty_dicts(derived))))
         return Context(down, client_state, client)
 

@@ -8,7 +8,6 @@ back to its checkpoint all find the right copy.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedrane.errors import CheckpointError
 from fedrane.flower.codec import Encoder, MessageError, schema
 from fedrane.system.files import PRIVATE, clear_errors, private_folder, write_atomically
 from fedrane.task import Client, Model, Roster, State, Task
-from fedrane.training.run_folder import Checkpoint, decode, encode, read, write
+from fedrane.training.run_folder import Checkpoint, decode, read, read_header, write
 from fedrane.tree import Tensors
 
 LOG = logging.getLogger("flwr")
@@ -74,8 +73,7 @@ class ClientStateStore:
         copy = Checkpoint(round, State(Model(saved.constant, {}), {}), {0: saved.client_state})
         with clear_errors(self._path(round)):
             private_folder(self.folder)
-            write(self._path(round), copy, self._durable, private=True)
-        tensors, metadata = encode(copy)
+            tensors, metadata = write(self._path(round), copy, self._durable, private=True)
         self._state[self._name(round)] = Encoder().record(tensors)
         self._state[self._name(round) + ".metadata"] = ConfigRecord({"fedrane": metadata["fedrane"]})
 
@@ -91,9 +89,13 @@ class ClientStateStore:
                 problem = str(error)
         if self._name(round) in self._state.array_records:
             arrays = self._state.array_records[self._name(round)]
-            metadata = json.loads(str(self._state.config_records[self._name(round) + ".metadata"]["fedrane"]))
-            copy = decode({path: torch.from_numpy(array.numpy().copy()) for path, array in arrays.items()}, metadata)
-            return SavedState(copy.client_states[0], copy.server.model.params)
+            header = str(self._state.config_records[self._name(round) + ".metadata"]["fedrane"])
+            tensors = {path: torch.from_numpy(array.numpy().copy()) for path, array in arrays.items()}
+            try:
+                copy = decode(tensors, read_header(header, "Flower's copy"))
+                return SavedState(copy.client_states[0], copy.server.model.params)
+            except (CheckpointError, ValueError) as error:
+                problem += f", and in Flower's context: {error}"
         LOG.error("%s should hold the state of round %s: %s", self.folder, round, problem)
         raise MessageError(
             f"this client's state of round {round} is lost",

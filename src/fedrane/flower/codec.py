@@ -186,7 +186,7 @@ class Layout(NamedTuple):
             }
             constant = {str(path): str(name) for path, name in parsed["constant"].items()}
             return cls(leaves, [str(path) for path in parsed["empty"]], constant)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise MessageError(f"a layout that cannot be read: {error}") from error
 
     @property

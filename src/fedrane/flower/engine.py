@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from fedrane import tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation
+from fedrane.data.sampling import Span, Steps
 from fedrane.engines.base import Trained
 from fedrane.engines.evaluation import Metrics, Tally, official, over_clients, overall, validation
 from fedrane.engines.sequential import Sequential, stack_clients
@@ -20,10 +21,11 @@ from fedrane.flower.client_state import NEVER, derive_first_state, initial_serve
 from fedrane.flower.codec import Encoder, Layout, MessageError, decode, digest, schema, sent_bytes
 from fedrane.flower.messages import (
     EVALUATE,
+    MAX_NUMBER,
     TRAIN,
     ClientReply,
     ClientRequest,
-    is_finite_number,
+    is_bounded_number,
     read_tally,
     require_only,
 )
@@ -64,7 +66,7 @@ class FlowerEngine:
         self._template: tuple[State, Mapping[str, torch.Tensor]] | None = None
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         """A round with those who reply; what cannot be used is left out, logged and recorded."""
         messages = MessageBuilder(self, server, client_states, round, lr, epochs)
@@ -115,10 +117,10 @@ class FlowerEngine:
             cohort=stack_clients(clients),
             client_states={k: self.states.committed(k, messages.round) for k in order},
             metrics={name: [replies[k].metrics[name] for k in order] for name in replies[order[0]].metrics},
-            examples=sum(messages.epochs * int(client.size) for client in clients),
+            examples=self.federation.examples_trained(order, messages.epochs),
             bytes_down=sum(messages.bytes_down(k) for k in order),
             bytes_up=sum(messages.bytes_up(k) for k in order),
-            refused={str(k): refused[k] for k in sorted(refused)},
+            refused={**{str(k): refused[k] for k in sorted(refused)}, **self.pool.newly_refused()},
         )
 
     def upload_template(self, server: State, k: int) -> tuple[State, Mapping[str, torch.Tensor]]:
@@ -134,8 +136,10 @@ class FlowerEngine:
     def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
         """Every client counts its own correct predictions; the server adds them up."""
         task, messages = self.federation.task, MessageBuilder(self, server, client_states, round, 0.0, 0)
-        requests = {k: messages.evaluate(k) for k in range(self.federation.population)}
+        here = [k for k, examples in enumerate(self.federation.split.train) if len(examples)]
+        requests = {k: messages.evaluate(k) for k in here}
         replies, refused = self.pool.request(EVALUATE, requests, self._read_tallies)
+        refused |= dict.fromkeys({*range(self.federation.population)} - {*here}, "the run started without it")
         metrics: Metrics = {"unevaluated": sorted(refused)} if refused else {}
         for k, why in sorted(refused.items()):
             self.pool.log(f"round {round}: client {k} is not evaluated: {why}")
@@ -149,17 +153,19 @@ class FlowerEngine:
             if which == PERSONAL and tested:
                 metrics |= overall(PERSONAL, tested)
             if tested:
-                metrics |= over_clients("global/local_" if which == GLOBAL else "personal/", tested)
+                metrics |= over_clients("global/local_" if which == GLOBAL else "personal/", tested, task.positive)
         return metrics | validation(held_out)
 
     def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
         """Of each model that the method has: the tally of the test examples, and of validation ones if there are."""
-        tallies_of = {}
+        tallies_of, split = {}, self.federation.split
         models, parts_of = self.algorithm.models_on(self.federation.task), ("test", "validation")
         require_only(content, *(f"{which}.{part}" for which in models for part in parts_of))
         for which in models:
             parts = [content.metric_records.get(f"{which}.{part}") for part in parts_of]
-            test, held = (read_tally(record, self.federation.task.classes) for record in parts)
+            declared = (len(examples[k]) for examples in (split.test, split.validation))
+            classes = self.federation.task.classes
+            test, held = (read_tally(record, classes, n) for record, n in zip(parts, declared, strict=True))
             if test is None:
                 raise MessageError(f"no counts of its {which} model", "every client has test examples")
             tallies_of[which] = [test] if held is None else [test, held]
@@ -176,7 +182,7 @@ class MessageBuilder:
         client_states: Mapping[int, State],
         round: int,
         lr: float,
-        epochs: int,
+        epochs: Span,
     ) -> None:
         self.engine, self.server, self.client_states = engine, server, client_states
         self.round, self.lr, self.epochs = round, lr, epochs
@@ -223,7 +229,8 @@ class MessageBuilder:
             population=federation.population,
             round=self.round,
             lr=float(self.lr),
-            epochs=self.epochs,
+            epochs=0.0 if isinstance(self.epochs, Steps) else float(self.epochs),
+            steps=self.epochs.count if isinstance(self.epochs, Steps) else 0,
             batch=federation.batch,
             aggregated=aggregated,
             oldest=max(self.round - 1 - pool.rounds_back, 0),
@@ -248,7 +255,7 @@ class MessageBuilder:
         require_only(content, "reply", "up", "metrics")
         given = content.config_records.get("reply", ConfigRecord())
         federation = self.engine.federation
-        examples = self.epochs * len(federation.split.train[k])
+        examples = federation.examples_trained([k], self.epochs)
         expected = {"client": k, "round": self.round, "num_examples": examples}
         if dict(given) != expected:
             raise MessageError(f"it reports {reprlib.repr(dict(given))}", f"{expected} was expected")
@@ -262,9 +269,10 @@ class MessageBuilder:
         device = federation.task.device
         up = as_state(refill({path: leaf.to(device) for path, leaf in tensors.items()}, list(empty_dicts(template))))
         measured = dict(content.metric_records.get("metrics", MetricRecord()))
-        if measured.keys() != metrics.keys() or not all(map(is_finite_number, measured.values())):
+        if measured.keys() != metrics.keys() or not all(map(is_bounded_number, measured.values())):
             raise MessageError(
-                f"metrics {reprlib.repr(measured)}", f"finite numbers called {', '.join(metrics)} were expected"
+                f"metrics {reprlib.repr(measured)}",
+                f"numbers up to {MAX_NUMBER:g} called {', '.join(metrics)} were expected",
             )
         return ClientReply(up, {name: float(measured[name]) for name in metrics})  # type: ignore[arg-type]  # checked
 

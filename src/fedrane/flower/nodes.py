@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedrane.flower.codec import MessageError
 from fedrane.flower.messages import QUERY, bounded_text, read_identity
+from fedrane.flower.roster import Roster
 
 T = TypeVar("T")
 
@@ -35,56 +37,99 @@ class NodePool:
     rounds_back: int = 0
     """Rounds that a resumed server may go back."""
     query_timeout: float = 60.0
-    """Seconds to wait for a node to identify itself, and until it is asked again."""
+    """Seconds to wait for a node to identify itself, and until it is asked again, then twice as long each time."""
     poll_interval: float = 0.1
     one_by_one: bool = False
     """Ask Flower for each reply by itself: one that it cannot parse takes with it all that were asked for together."""
     log: Callable[[str], None] = lambda text: None
     check: Callable[[], None] = lambda: None
     """Called while waiting; it raises if there is nothing to wait for any more."""
+    roster: Roster | None = None
+    """Whose key is which client's, and how many examples it has at most; without one, nodes are believed."""
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each client."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Training examples of each client, as it reported."""
+    """Examples of each client, as it reported."""
     _known: set[int] = field(default_factory=set)
-    _queried: dict[int, float] = field(default_factory=dict)
+    _queries: dict[int, int] = field(default_factory=dict)
+    _next_query: dict[int, float] = field(default_factory=dict)
+    """When a node that is not known yet is asked again."""
     _claims: dict[int, list[int]] = field(default_factory=dict)
     """The nodes that report to be a client, in the order in which they came."""
+    _refused: dict[int, str] = field(default_factory=dict)
+    """Nodes that are no client of this federation, and why."""
+    _recorded: dict[int, str] = field(default_factory=dict)
+    """Of these, what the run's record has already."""
 
     def discover(self) -> None:
         """Ask new nodes which client they are; a client whose node is gone may be with another one."""
-        now, online = time.monotonic(), set(self.grid.get_node_ids())
+        now, online = time.monotonic(), self._online()
         patience = min(self.timeout, self.query_timeout)
-        new = [n for n in sorted(online - self._known) if now - self._queried.get(n, -math.inf) > patience]
+        new = [n for n in sorted(online.keys() - self._known) if now > self._next_query.get(n, -math.inf)]
         if new:
             query = RecordDict({"query": ConfigRecord({"key": self.key})})
             identities, refused = self._exchange(QUERY, {node: (node, query) for node in new}, read_identity, patience)
-            self._queried |= dict.fromkeys(new, time.monotonic())
+            for node in new:  # one that never answers must not take half of the time
+                self._queries[node] = self._queries.get(node, 0) + 1
+                self._next_query[node] = time.monotonic() + patience * 2 ** min(self._queries[node] - 1, 10)
             for node, why in refused.items():
-                self.log(f"node {node} is not accepted: {why}")
-            for node, (client, size) in sorted(identities.items(), key=lambda item: item[1]):
+                self._refuse(node, why, online[node])
+            for node, (client, size) in sorted(identities.items(), key=lambda item: (item[1][0], item[0])):
                 self._accept(node, client, size, online)
         for client, claims in self._claims.items():
             there = [node for node in claims if node in online]
-            if there and self.nodes.get(client) not in online:
+            if there and self.nodes.get(client) != there[0]:  # the first one, whenever it is there
+                if client in self.nodes:
+                    self.log(f"client {client} is now with node {there[0]}, and was with node {self.nodes[client]}")
                 self.nodes[client] = there[0]
 
-    def _accept(self, node: int, client: int, size: int, online: set[int]) -> None:
-        self._known.add(node)
-        if self.sizes.setdefault(client, size) != size:
-            self.log(f"client {client} came with {size} examples and had {self.sizes[client]}: left out")
-            return
-        claims = self._claims.setdefault(client, [])
-        if any(other in online for other in claims):
-            self.log(f"node {node} reports to be client {client}, which node {claims[0]} is: left out")
-        claims.append(node)
+    def _online(self) -> dict[int, int | None]:
+        """The nodes that may be clients: with a roster those that are registered with one of its keys, and whose."""
+        if self.roster is None:
+            return dict.fromkeys(self.grid.get_node_ids())
+        owners = {node.node_id: self.roster.owners.get(node.public_key) for node in self.grid.get_nodes()}
+        for node in sorted(node for node, owner in owners.items() if owner is None):
+            self._refuse(node, "its key is not in the roster")
+        return {node: owner for node, owner in owners.items() if owner is not None}
+
+    def _refuse(self, node: int, why: str, owner: int | None = None) -> None:
+        """Once for each reason: it may be asked again."""
+        why = why if owner is None else f"it has client {owner}'s key, and {why}"
+        if self._refused.get(node) != why:
+            self.log(f"node {node} is not accepted: {why}")
+        self._refused[node] = why
+
+    def newly_refused(self) -> dict[str, str]:
+        """Nodes that were refused since the last call, for the run's record."""
+        new = {node: why for node, why in self._refused.items() if self._recorded.get(node) != why}
+        self._recorded |= new
+        return {f"node {node}": new[node] for node in sorted(new)}
+
+    def _accept(self, node: int, client: int, size: int, online: Mapping[int, int | None]) -> None:
+        """Take a node for the client that it reports to be, unless something speaks against it."""
+        owner = online[node]
+        if owner not in (None, client):
+            self._refuse(node, f"it reports to be client {client}", owner)
+        elif self.roster and size > (most := self.roster.entries[client].examples):
+            self._refuse(node, f"it reports {size} examples, of at most {most} in the roster", owner)
+        elif self.sizes.setdefault(client, size) != size:
+            self._refuse(
+                node, f"it reports client {client} with {size} examples, which had {self.sizes[client]}", owner
+            )
+        else:
+            self._known.add(node)
+            self._refused.pop(node, None)
+            claims = self._claims.setdefault(client, [])
+            if first := next((other for other in claims if other in online), None):
+                self._refuse(node, f"it reports to be client {client}, which node {first} is", owner)
+            claims.append(node)
 
     def request(
         self, message_type: str, requests: Mapping[int, RecordDict], read: Callable[[int, RecordDict], T]
     ) -> tuple[dict[int, T], dict[int, str]]:
         """The clients' replies, read and checked, and why there is none of the others."""
         self.discover()
-        online = set(self.grid.get_node_ids())
+        online = self._online()
         there = {k: self.nodes[k] for k in requests if self.nodes.get(k) in online}
         absent = {k: "it is not connected" for k in requests if k not in there}
         messages = {k: (node, requests[k]) for k, node in there.items()}
@@ -96,7 +141,7 @@ class NodePool:
         end = time.monotonic() + self.timeout
         while time.monotonic() < end:
             self.discover()
-            online = set(self.grid.get_node_ids())
+            online = self._online()
             if all(self.nodes.get(k) in online for k in clients):
                 return
             time.sleep(self.poll_interval)
@@ -104,7 +149,13 @@ class NodePool:
     def send(self, message_type: str, requests: Mapping[int, RecordDict]) -> None:
         """Without waiting for a reply."""
         for k, content in requests.items():
-            self.grid.push_messages([Message(content, self.nodes[k], message_type, ttl=self.timeout)])
+            self._push(message_type, self.nodes[k], content, self.timeout)
+
+    def _push(self, message_type: str, node: int, content: RecordDict, timeout: float) -> list[str]:
+        """Flower names a message by the hash of what is in it, and takes a reply from any node that knows the name: so
+        there is something in it that no other node can guess."""
+        nonce = secrets.token_hex(16)
+        return list(self.grid.push_messages([Message(content, node, message_type, ttl=timeout, group_id=nonce)]))
 
     def _exchange(
         self,
@@ -117,7 +168,7 @@ class NodePool:
         refused: dict[int, str] = {}
         for who, (node, content) in messages.items():
             # Valid for as long as anybody waits: a node that takes it up later would reply to a round that is over.
-            sent = list(self.grid.push_messages([Message(content, node, message_type, ttl=timeout)]))
+            sent = self._push(message_type, node, content, timeout)
             if sent and sent[0]:
                 waiting[sent[0]] = who
             else:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.data.federation import Normaliser, Pool
+from fedrane.data.federation import Pool
 from fedrane.data.readers import as_inputs
 from fedrane.errors import DataError
 from fedrane.experiment import Experiment
+from fedrane.flower.roster import ROSTER, Entry, Roster
 from fedrane.system.files import toml_value, write_atomically
 from fedrane.task import Task
 from fedrane.training.predictor import Inputs
@@ -46,18 +47,17 @@ class AppConfig(NamedTuple):
         write_atomically(folder / INPUTS, json.dumps(self.inputs.to_dict(), indent=1) + "\n")
 
     def task(self) -> Task:
-        return make_task(self.experiment, self.inputs.shape, len(self.inputs.classes), None)
+        return make_task(self.experiment, self.inputs.shape, self.inputs.classes, None, self.inputs.vocabulary)
 
     def pool(self, x: NDArray[Any], y: NDArray[np.int64], task: Task) -> Pool:
-        x = as_inputs(x, "the client's x") if len(x) else x  # an app's own reader may give fractions, or anything
+        if len(x):  # an app's own reader may give fractions, or anything
+            x = as_inputs(x, "the client's x", self.inputs.vocabulary)
         if tuple(x.shape[1:]) != self.inputs.shape:
             raise DataError(f"examples of shape {tuple(x.shape[1:])}", f"the federation's are {self.inputs.shape}")
-        image = len(self.inputs.shape) == 3
-        constants = Normaliser.from_constants(self.inputs.mean, self.inputs.std, image, task.dtype, task.device)
-        return Pool.of(x, y, constants)
+        return Pool.of(x, y, self.inputs.normaliser(task))
 
     def empty_pool(self, task: Task) -> Pool:
-        dtype = np.uint8 if len(self.inputs.shape) == 3 else np.float32
+        dtype = np.uint8 if self.inputs.images else np.int64 if self.inputs.vocabulary else np.float32
         return self.pool(np.zeros((0, *self.inputs.shape), dtype), np.zeros(0, np.int64), task)
 
 
@@ -69,7 +69,7 @@ def write_project(folder: Path, config: AppConfig) -> None:
     out = json.dumps(str(Path("runs") / name))[1:-1]
     description = toml_value(f"A federation: {method} on {clients} clients.")  # a path may have quotes
     contents = {
-        "pyproject.toml": PYPROJECT.format(name=name, package=package, description=description, out=out),
+        "pyproject.toml": PYPROJECT.format(name=name, package=package, description=description, out=out, roster=ROSTER),
         f"{package}/__init__.py": "",
         f"{package}/server_app.py": SERVER,
         f"{package}/client_app.py": CLIENT,
@@ -78,6 +78,7 @@ def write_project(folder: Path, config: AppConfig) -> None:
     for path, text in contents.items():
         write_atomically(folder / path, text)
     config.write(folder / package)
+    Roster(dict.fromkeys(range(clients), Entry())).write(folder / package / ROSTER)
 
 
 PYPROJECT = """\
@@ -113,6 +114,10 @@ min-replies = 1
 retries = 3
 # Seconds to wait for all clients before the first round.
 wait = 600.0
+# The fewest clients that the run starts with, once that time is over; 0 means all.
+min-clients = 0
+# Whose key is which client's: a file in the app's package, or on the server's machine; empty to believe all nodes.
+roster = "{roster}"
 # A dataset on the server's machine whose test examples measure the global model; empty for none.
 test-data = ""
 # Send bfloat16: half the bytes.
@@ -150,8 +155,9 @@ from fedrane.flower.app import node_examples
 def examples(context, experiment, inputs):
     """This client's inputs and labels: arrays x (examples, …) as in an .npz file, and y (indices of inputs.classes).
 
-    As it stands: the .npz file or the folder of images that the node was started with, --node-config 'data="PATH" …';
-    in a simulation, a share of the experiment's dataset. Replace it to read from elsewhere, a database for instance.
+    As it stands: the CSV or .npz file or the folder of images that the node was started with, --node-config
+    'data="PATH" …'; in a simulation, a share of the experiment's dataset. Replace it to read from elsewhere, a database
+    for instance.
     """
     return node_examples(context, experiment, inputs)
 '''

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation, describe, each_of
+from fedrane.data.sampling import Span, local_steps
 from fedrane.errors import ConfigError
 from fedrane.flower.client_state import NEVER
 from fedrane.flower.engine import FlowerEngine
@@ -24,16 +25,20 @@ class RemoteFederation(Federation):
 
     pool: NodePool
     late_clients: dict[int, int] = field(default_factory=dict)
-    """Examples of those who came after the start: they get the model, and take no part."""
+    """Training examples of those who came after the start: they get the model, and take no part."""
+
+    def takes_part(self, client: int) -> bool:
+        """Whether the run started with this client."""
+        return client < self.population and len(self.split.train[client]) > 0
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """All examples of a client as if of one class: the others are not the server's to know."""
         return np.array([[len(examples)] for examples in self.split.train])
 
-    def client(self, index: int, round: int, lr: float, epochs: int) -> Client:
-        size = len(self.split.train[index]) if index < self.population else self.late_clients[index]
-        steps = epochs * -(-size // self.batch)
+    def client(self, index: int, round: int, lr: float, epochs: Span) -> Client:
+        size = self.late_clients[index] if index in self.late_clients else len(self.split.train[index])
+        steps = local_steps(size, self.batch, epochs)
         no_labels = np.zeros((self.population, self.task.classes), np.int64)
         client = each_of(describe(self.task, [0], no_labels, round, lr, [steps]))[0]
         return client._replace(index=torch.full_like(client.index, index), size=torch.full_like(client.size, size))

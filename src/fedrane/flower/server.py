@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,10 @@ from flwr.serverapp import Grid
 
 from fedrane import data
 from fedrane.config import sources
-from fedrane.data.partition import Split
+from fedrane.data.dataset import Dataset
+from fedrane.data.partition import Split, split_sizes
+from fedrane.data.tables import is_table, read_table
+from fedrane.data.text import from_text, is_text
 from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
 from fedrane.experiment import Experiment
@@ -29,15 +31,19 @@ from fedrane.flower.messages import DELIVER
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import EXPERIMENT, AppConfig
 from fedrane.flower.remote import RemoteFederation, make_engine
-from fedrane.report.style import describe_round
+from fedrane.flower.roster import ROSTER, Roster
+from fedrane.ops.attack import Attack
+from fedrane.system import named_code
+from fedrane.system.files import user_path
 from fedrane.system.threads import limited
-from fedrane.training import sessions, user_code
+from fedrane.training import digests, sessions, user_code
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.result import Result
 from fedrane.training.resume import OLDER
 from fedrane.training.run_folder import KEPT, METADATA, Folder
 from fedrane.training.setup import algorithm_at
+from fedrane.training.wording import describe_round
 
 LOG = logging.getLogger("flwr")
 
@@ -50,8 +56,12 @@ class ServerSettings(NamedTuple):
     min_replies: int = 1
     retries: int = 3
     wait: float = 600.0
+    min_clients: int = 0
+    """The fewest clients that the run starts with, after ``wait``; 0 means all."""
     test_data: str = ""
     bf16: bool = False
+    roster: str = ROSTER
+    """A file in the app, or on the server's machine; empty for none."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> ServerSettings:
@@ -85,7 +95,7 @@ class ModelDelivery(Callback):
 
     def round(self, record: Metrics) -> None:
         self.pool.discover()
-        new = {k for k in self.pool.nodes if k >= self.federation.population} - self._served
+        new = {k for k in self.pool.nodes if not self.federation.takes_part(k)} - self._served
         self._served |= new
         requests = self._requests(sorted(new))
         if requests:
@@ -104,12 +114,12 @@ class ModelDelivery(Callback):
         if not clients:
             return {}
         loop = self.loop
-        late = [k for k in clients if k >= self.federation.population]
-        self.federation.late_clients.update({k: self.pool.sizes[k] for k in late})
+        late = [k for k in clients if not self.federation.takes_part(k)]
+        self.federation.late_clients.update({k: _split(loop.experiment, self.pool.sizes[k])[0] for k in late})
         done = loop.done()
         algorithm = algorithm_at(loop.experiment, done)
         engine = make_engine(algorithm, self.federation)
-        lr, epochs = loop.lr_of(max(done, 1)), algorithm.local_epochs(loop.experiment.epochs)
+        lr, epochs = loop.lr_of(max(done, 1)), algorithm.local_epochs(loop.experiment.length)
         messages = MessageBuilder(engine, loop.server, loop.client_states, done, lr, epochs)
         requests: dict[int, RecordDict] = {}
         for k in clients:
@@ -122,9 +132,9 @@ class ModelDelivery(Callback):
         return requests
 
 
-def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
+def serve(config: AppConfig, settings: ServerSettings, grid: Grid, roster: Roster | None = None) -> None:
     """A run from its start or its last checkpoint; a finished one sends its models to the clients that are there."""
-    folder = Folder(Path(settings.out).expanduser().absolute())
+    folder = Folder(user_path(settings.out).absolute())
     experiment = _deployed(config.experiment)
     config = config._replace(experiment=experiment)
     pool = NodePool(
@@ -137,6 +147,7 @@ def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
         rounds_back=KEPT * experiment.checkpoint_every,
         poll_interval=0.5,
         one_by_one=True,
+        roster=roster,
         log=lambda text: LOG.warning("%s", text),
     )
     fresh = not folder.holds_run()
@@ -144,8 +155,12 @@ def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
     cleanup.callback(folder.close)
     cleanup.enter_context(limited(1))
     try:
-        metadata = _start(config, folder, pool, settings.wait) if fresh else _restart(config, folder, pool)
-        federation = _federation(config, settings, metadata["labels"], pool)
+        if roster is None:
+            LOG.warning("There is no roster: which client a node is, and how many examples it has, are believed")
+        else:
+            roster.require_complete(experiment.clients)
+        metadata = _start(config, folder, pool, settings) if fresh else _restart(config, folder, pool)
+        federation = _federation(config, settings, metadata["examples"], pool)
         # The examples are with the clients, and so the models are not calibrated.
         loop = TrainingLoop(experiment, federation, config.inputs, folder, [FlowerLog()], calibrates=False)
         pool.log = loop.message
@@ -174,12 +189,24 @@ def serve(config: AppConfig, settings: ServerSettings, grid: Grid) -> None:
 
 def _deployed(experiment: Experiment) -> Experiment:
     """As the server's folder has it: it only aggregates, for which one thread is enough on any machine."""
+    if experiment.attack.kind != Attack.kind:
+        raise ConfigError(
+            f"attack.kind={experiment.attack.kind}",
+            "hostile clients are simulated, and those of a federation are real",
+            "Remove it from experiment.toml",
+        )
+    if experiment.skew.on:
+        raise ConfigError(
+            f"{experiment.skew}",
+            "feature skew is simulated, and the examples of a federation's clients are as they are",
+            "Remove [skew] from experiment.toml",
+        )
     return experiment.replace(engine="flower-remote", threads=experiment.threads or 1)
 
 
-def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> dict[str, Any]:
-    """Wait for all clients; their first reply has the number of their examples."""
-    everyone = set(range(config.experiment.clients))
+def _start(config: AppConfig, folder: Folder, pool: NodePool, settings: ServerSettings) -> dict[str, Any]:
+    """Wait for the clients; their first reply has the number of their examples."""
+    everyone, wait = set(range(config.experiment.clients)), settings.wait
     end = time.monotonic() + wait
     pool.timeout, timeout = min(pool.timeout, wait), pool.timeout
     while True:
@@ -188,31 +215,37 @@ def _start(config: AppConfig, folder: Folder, pool: NodePool, wait: float) -> di
         if not missing:
             break
         if time.monotonic() > end:
+            absent = f"client {', '.join(map(str, missing))} has not come within {wait:g} s"
+            if len(everyone) - len(missing) >= (settings.min_clients or len(everyone)):
+                LOG.warning("%s: the run starts without", absent)
+                break
             raise ConfigError(
-                f"client {', '.join(map(str, missing))} has not come within {wait:g} s",
-                f"the experiment has {len(everyone)} clients, and all are known before the first round",
-                "Start their SuperNodes, or set clients in experiment.toml",
+                absent,
+                f"the experiment has {len(everyone)} clients, and {settings.min_clients or 'all'} must have come",
+                "Start their SuperNodes, and see the log for nodes that are not accepted; or set min-clients",
             )
         time.sleep(1)
     pool.timeout = timeout
     folder.create()
+    examples = [pool.sizes.get(k, 0) for k in sorted(everyone)]
     metadata = {
         "inputs": config.inputs.to_dict(),
-        "labels": [[pool.sizes[k]] for k in sorted(everyone)],
+        "examples": examples,
+        "labels": [[_split(config.experiment, n)[0]] for n in examples],
         "key": pool.key,
         "server_start": pool.server_start,
-        "sources": _code_digests(config),
+        **digests.identity(config.experiment, {"sources": _code_digests(config)}),
     }
     user_code.remember(config.experiment)
     user_code.keep(config.experiment, folder)
-    folder.write_json(METADATA, metadata)
+    folder.write_metadata(metadata)
     folder.write_config(config.experiment)
     return metadata
 
 
 def _code_digests(config: AppConfig) -> dict[str, str]:
     """Of the method's and the network's own files; the server does not know the data."""
-    return {key: value for key, value in sources.contents(config.experiment).items() if key in user_code.KEYS}
+    return {key: value for key, value in sources.contents(config.experiment).items() if key in named_code.KEYS}
 
 
 def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any]:
@@ -230,28 +263,45 @@ def _restart(config: AppConfig, folder: Folder, pool: NodePool) -> dict[str, Any
                 f"its config.toml differs from the app's {EXPERIMENT}",
                 elsewhere,
             )
-    if not isinstance(metadata.get("key"), str) or not isinstance(metadata.get("server_start"), int):
+    kinds = {"key": str, "server_start": int, "examples": list}
+    if missing := [name for name, kind in kinds.items() if not isinstance(metadata.get(name), kind)]:
         raise CheckpointError(
-            f"{folder.path / METADATA} is not that of a federation", "it has no key and server_start", elsewhere
+            f"{folder.path / METADATA} is not that of a federation", f"it has no {', '.join(missing)}", elsewhere
         )
     metadata["server_start"] += 1
-    folder.write_json(METADATA, metadata)
+    folder.write_metadata(metadata)
     pool.key, pool.server_start = metadata["key"], metadata["server_start"]
-    pool.sizes = {k: counts[0] for k, counts in enumerate(metadata["labels"])}
+    pool.sizes = {k: n for k, n in enumerate(metadata["examples"]) if n}
     return metadata
 
 
-def _federation(
-    config: AppConfig, settings: ServerSettings, labels: list[list[int]], pool: NodePool
-) -> RemoteFederation:
-    task, sizes = config.task(), [counts[0] for counts in labels]
+def _split(experiment: Experiment, examples: int) -> tuple[int, int, int]:
+    """How many examples a client trains, validates and tests with; none of a client that the run started without."""
+    return split_sizes(examples, experiment.partition.test, experiment.validation) if examples else (0, 0, 0)
+
+
+def _federation(config: AppConfig, settings: ServerSettings, examples: list[int], pool: NodePool) -> RemoteFederation:
+    task, parts = config.task(), zip(*(_split(config.experiment, n) for n in examples), strict=True)
     test = config.empty_pool(task)
     if settings.test_data:
-        dataset = data.load(settings.test_data, config.experiment.data_root or None, config.experiment.image_size)
+        dataset = _test_data(settings.test_data, config)
         index = {name: number for number, name in enumerate(config.inputs.classes)}
         if not set(dataset.classes) <= index.keys():
             raise DataError(f"{settings.test_data} has classes {dataset.classes}", f"they are {config.inputs.classes}")
         test = config.pool(dataset.x_test, np.array([index[dataset.classes[y]] for y in dataset.y_test]), task)
-    train = tuple(np.broadcast_to(np.int64(0), n) for n in sizes)
-    split, batch = Split(train, (), ()), min(config.experiment.batch, max(sizes))
+    # Their numbers are known, and nothing else of them.
+    split = Split(*(tuple(np.broadcast_to(np.int64(0), n) for n in sizes) for sizes in parts))
+    batch = min(config.experiment.batch, max(map(len, split.train)))
     return RemoteFederation(task, config.empty_pool(task), test, split, batch, config.experiment.seed, pool=pool)
+
+
+def _test_data(name: str, config: AppConfig) -> Dataset:
+    e, inputs = config.experiment, config.inputs
+    if inputs.table and is_table(name):
+        return read_table(name, e.table_options, inputs.table)
+    if inputs.alphabet and is_text(name):
+        return from_text(name, inputs.shape[0], inputs.alphabet)
+    read = data.load(name, e.data_root or None, e.image_size, e.table_options, e.window)
+    if read.alphabet != inputs.alphabet:
+        raise DataError(f"{name} has other characters than the federation's text", "their numbers would differ")
+    return read

@@ -33,6 +33,7 @@ from ray import cloudpickle
 from fedrane import tree
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
+from fedrane.data.sampling import Span
 from fedrane.engines.base import Trained
 from fedrane.engines.evaluation import Metrics
 from fedrane.engines.sequential import Sequential
@@ -67,7 +68,8 @@ class SimulatedClients:
 
     def identity(self, context: NodeContext, key: str) -> tuple[int, int]:
         client = int(context.node_config["partition-id"])
-        return client, len(_load(self.scratch / key / FEDERATION).split.train[client])
+        split = _load(self.scratch / key / FEDERATION).split
+        return client, sum(len(part[client]) for part in (split.train, split.validation, split.test))
 
     def client(self, context: NodeContext, request: ClientRequest) -> LocalClient:
         client = int(context.node_config["partition-id"])
@@ -255,7 +257,7 @@ class SimulationEngine:
         self._nodes: FlowerEngine | None = None
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: int
+        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
     ) -> Trained:
         if self._nodes is None:
             self._nodes = self._connect()

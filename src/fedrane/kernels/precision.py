@@ -26,7 +26,7 @@ def call_in(
         name: value if name in keep or (stacked and value.dim() == 4) else value.to(dtype)
         for name, value in {**constants, **tensors}.items()
     }
-    inputs = tuple(value.to(dtype) for value in inputs)
+    inputs = tuple(value.to(dtype) if value.is_floating_point() else value for value in inputs)
     mended = CompleteGradients() if inputs[0].device.type == "cpu" and not stacked else nullcontext()
     with mended:
         out: Tensor = functional_call(module, cast, inputs, strict=False)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
+from fedrane.algorithm import PERSONAL, Algorithm, Choices, Done, Grid, Needs, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops import core_models
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
@@ -38,15 +38,23 @@ class APPLE(Algorithm):
 
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.01, 0.1), "coefficient_lr": (0.001, 0.01)}
+    choices: ClassVar[Choices] = {"schedule": ("exponential", "cosine")}
+    needs: ClassVar[Needs] = {"optimizer=sgd": ("core_lr",)}  # Adam takes no notice of a gradient's scale
     coefficient_lr: float = 0.001
-    strength: float = 0.1  # μ
+    """The learning rate of the mixing coefficients p; 0 learns none."""
+    strength: float = 0.1
+    """μ, the weight of the penalty that keeps p near the clients' shares of the examples."""
     schedule: str = "exponential"
-    horizon: int = 16  # L
-    downloads: int = 0  # M; 0 is all
+    """How the weight of the penalty falls over the rounds: from 1 to 0.001 (``exponential``), or to 0 (``cosine``)."""
+    horizon: int = 16
+    """L, the round from which on the penalty is zero."""
+    downloads: int = 0
+    """M, how many of the other clients' core models a client downloads in a round; 0 is all."""
     core_lr: float = 1.0
+    """The factor on the gradient of a client's core model."""
 
     def __post_init__(self) -> None:
-        check_choices(self, schedule=("exponential", "cosine"))
+        check_choices(self)
         check_ranges(self, coefficient_lr=(0, 1e3), strength=(0, 1e6), horizon=(1, 1e9))
         check_ranges(self, downloads=(0, 1e9), core_lr=(1e-6, 1e6))
         if self.coefficient_lr == 0:
@@ -76,7 +84,7 @@ class APPLE(Algorithm):
 
     def begin(self, task: Task, ctx: Context) -> Work:
         relation = {"relation": ctx.client_state.extra["relation"]}
-        extra = {**relation, "velocity": task.sgd.init(relation), "key": torch.zeros_like(ctx.client.index)}
+        extra = {**relation, "optimizer": task.optimizer.init(relation), "key": torch.zeros_like(ctx.client.index)}
         return super().begin(task, ctx)._replace(extra=extra)
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
@@ -91,13 +99,13 @@ class APPLE(Algorithm):
         trained, relation = tree.pick(params, self.trains), work.extra["relation"]
         (grads, grad_p), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, relation)
         grads |= tree.scale({name: grads[name] for name in ctx.down.extra["cores"]}, self.core_lr)
-        trained, velocity = task.sgd.update(trained, grads, work.velocity, ctx.client.lr)
-        plain, lr = replace(task.sgd, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_lr)
-        moved, pace = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["velocity"], lr)
+        trained, optimizer = task.optimizer.update(trained, grads, work.optimizer, ctx.client.lr)
+        plain, lr = replace(task.optimizer, weight_decay=0.0, clip=0.0), torch.full_like(relation, self.coefficient_lr)
+        moved, pace = plain.update({"relation": relation}, {"relation": grad_p}, work.extra["optimizer"], lr)
         examples = batch.mask.sum().to(work.examples)
         sums = {name: total + examples * outcome.metrics[name].detach() for name, total in work.sums.items()}
         model = Model({**params, **trained}, {name: value.detach() for name, value in outcome.stats.items()})
-        return Work(model, velocity, work.examples + examples, sums, {**moved, "velocity": pace, "key": batch.key})
+        return Work(model, optimizer, work.examples + examples, sums, {**moved, "optimizer": pace, "key": batch.key})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         done, relation = super().finish(task, ctx, work), work.extra["relation"]

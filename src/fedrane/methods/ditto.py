@@ -33,8 +33,10 @@ class Ditto(Algorithm):
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.1, 0.5, 1.0, 2.0)}
 
-    strength: float = 1.0  # λ
+    strength: float = 1.0
+    """λ, the weight of the pull of the personal model towards the global one."""
     personal_steps: int = 1
+    """Steps of the personal model for each batch of local training."""
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), personal_steps=(1, 1000))
@@ -50,15 +52,15 @@ class Ditto(Algorithm):
 
     def begin(self, task: Task, ctx: Context) -> Work:
         personal = ctx.client_state.model
-        velocity = task.sgd.init(tree.pick(personal.params, self.trains))
-        return super().begin(task, ctx)._replace(extra={"personal": personal._asdict(), "velocity": velocity})
+        optimizer = task.optimizer.init(tree.pick(personal.params, self.trains))
+        return super().begin(task, ctx)._replace(extra={"personal": personal._asdict(), "optimizer": optimizer})
 
     def step(self, task: Task, ctx: Context, work: Work, batch: Batch) -> Work:
         after = super().step(task, ctx, work, batch)
-        personal, velocity = Model(**work.extra["personal"]), work.extra["velocity"]
+        personal, optimizer = Model(**work.extra["personal"]), work.extra["optimizer"]
         for _ in range(self.personal_steps):
-            personal, velocity = self._personal_step(task, ctx, personal, velocity, batch)
-        return after._replace(extra={"personal": personal._asdict(), "velocity": velocity})
+            personal, optimizer = self._personal_step(task, ctx, personal, optimizer, batch)
+        return after._replace(extra={"personal": personal._asdict(), "optimizer": optimizer})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:
         personal = State(Model(**work.extra["personal"]), self._kept(task, work.model))
@@ -69,8 +71,8 @@ class Ditto(Algorithm):
         return {"global": self._part(task, model, shared=False)._asdict()}
 
     def _personal_step(
-        self, task: Task, ctx: Context, model: Model, velocity: Tensors, batch: Batch
-    ) -> tuple[Model, Tensors]:
+        self, task: Task, ctx: Context, model: Model, optimizer: dict[str, Any], batch: Batch
+    ) -> tuple[Model, dict[str, Any]]:
         def loss(trained: Tensors) -> tuple[Tensor, Outcome]:
             value, outcome = self.objective(task, ctx, Model({**model.params, **trained}, model.stats), batch)
             sent = self.exchanged(task, ctx.down.model.params)
@@ -79,5 +81,5 @@ class Ditto(Algorithm):
 
         trained = tree.pick(model.params, self.trains)
         grads, (_, outcome) = grad_and_value(loss, has_aux=True)(trained)
-        trained, velocity = task.sgd.update(trained, grads, velocity, ctx.client.lr)
-        return Model({**model.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), velocity
+        trained, optimizer = task.optimizer.update(trained, grads, optimizer, ctx.client.lr)
+        return Model({**model.params, **trained}, {k: v.detach() for k, v in outcome.stats.items()}), optimizer

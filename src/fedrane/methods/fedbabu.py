@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Done, Grid, Work
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Choices, Done, Grid, Span, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
@@ -30,13 +30,17 @@ class FedBABU(Algorithm):
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"tune_lr": (0.03, 0.1, 0.3)}
+    choices: ClassVar[Choices] = {"tune": ("full", "head", "body")}
 
     tune: str = "full"
-    tune_epochs: int = 5  # τ_f
-    tune_lr: float = 0.1  # times the learning rate of the last round that was run
+    """What clients fine-tune after the last round: the ``full`` model, the ``head`` or the ``body``."""
+    tune_epochs: int = 5
+    """τ_f, the epochs of fine-tuning."""
+    tune_lr: float = 0.1
+    """The learning rate of fine-tuning, as a multiple of that of the last round."""
 
     def __post_init__(self) -> None:
-        check_choices(self, tune=("full", "head", "body"))
+        check_choices(self)
         check_ranges(self, tune_epochs=(1, 1000), tune_lr=(1e-6, 1e3))
 
     def trains(self, name: str) -> bool:
@@ -67,7 +71,7 @@ class Tuning(FedBABU):
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         return server, {}
 
-    def local_epochs(self, epochs: int) -> int:
+    def local_epochs(self, epochs: Span) -> Span:
         return self.tune_epochs
 
     def post_training(self) -> tuple[Algorithm, ...]:

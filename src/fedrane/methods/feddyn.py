@@ -7,9 +7,10 @@ Client k keeps g_k, the server h, all zero at first. With θ the model sent and 
 
 At a stationary point g_k = ∇f_k(θ) and h = (1/N) Σ g_k = 0: the minimiser of (1/N) Σ f_k, despite the clients' drift.
 
-*Deviations*: the argmin is approximated by the experiment's epochs of SGD, as in the authors' code, which also clips
-gradients (``clip=10``). Its "weight decay + α" is the quadratic term, explicit here. That code also divides α by
-N n_k / n, which minimises Σ (n_k / n) f_k; here, as in the paper, all clients have the same weight.
+*Deviations*: the argmin is approximated by the experiment's epochs of SGD, as in the authors' code, or of Adam; AdamW,
+which does not end in a minimum of it, is refused. That code also clips gradients (``clip=10``). Its "weight decay + α"
+is the quadratic term, explicit here. It also divides α by N n_k / n, which minimises Σ (n_k / n) f_k; here, as in the
+paper, all clients have the same weight.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_ranges
+from fedrane.ops import adam
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
 
@@ -32,10 +34,16 @@ class FedDyn(Algorithm):
 
     grid: ClassVar[Grid] = {"strength": (0.001, 0.01, 0.1)}
 
-    strength: float = 0.01  # α
+    strength: float = 0.01
+    """α, the weight of the dynamic regulariser."""
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(1e-6, 1e6))
+
+    def prepare(self, task: Task) -> Task:
+        why = "g_k is the gradient at a minimum, and weight decay outside of the gradient moves the end away from it"
+        adam.require(task.optimizer, ("sgd", "adam"), "feddyn", why)
+        return task
 
     def init(self, task: Task, roster: Roster) -> State:
         start = super().init(task, roster)

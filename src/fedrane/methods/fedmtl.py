@@ -11,12 +11,12 @@ With Ω fixed, client k minimises the terms that contain its w, with the other c
 
 only that sum and Ω⁻¹_kk are sent to it. With W fixed, the server sets the optimal Ω = (WᵀW)^½ / tr (WᵀW)^½.
 
-*Deviations*: MOCHA solves for W in the dual, which needs convex losses of linear models; here the experiment's SGD
-minimises the primal. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull would grow
-with N. Equal models make WᵀW singular, so Ω is optimal among those whose eigenvalues are at least floor/N. The first Ω
-is optimal for the first W, whose columns are equal; the authors' code starts from I/N. The strongest pull then has
-curvature 2λ/floor; ``lr`` times it must stay below 2, otherwise the first round logs a message. Every client keeps its
-BatchNorm statistics. The rows of absent clients stay in W.
+*Deviations*: MOCHA solves for W in the dual, which needs convex losses of linear models; here the experiment's
+optimiser minimises the primal. The paper has no 1/N: trace 1 makes Ω's mean eigenvalue 1/N, so without it the pull
+would grow with N. Equal models make WᵀW singular, so Ω is optimal among those whose eigenvalues are at least floor/N.
+The first Ω is optimal for the first W, whose columns are equal; the authors' code starts from I/N. The strongest pull
+then has curvature 2λ/floor; with SGD, ``lr`` times it must stay below 2, otherwise the first round logs a message.
+Every client keeps its BatchNorm statistics. The rows of absent clients stay in W.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from fedrane.tree import Tensors
 class FedMTL(Algorithm):
     """A model for each client, and a learnt covariance of the clients that pulls related models together."""
 
-    strength: float = 0.03  # λ
+    strength: float = 0.03
+    """λ, the weight of the penalty that pulls related models together; 0 is local training."""
     floor: float = 0.1
-    """Times 1/N: the smallest eigenvalue of Ω."""
+    """The smallest eigenvalue of the clients' covariance Ω, as a multiple of 1/N; 1 keeps Ω = I/N."""
 
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (0.01, 0.03, 0.1)}
@@ -90,7 +91,7 @@ class FedMTL(Algorithm):
         omega = covariance(rows, self.floor)
         mean = server.model.params | {name: stacked.mean(0) for name, stacked in rows.items()}
         record: dict[str, Any] = {}
-        factor, limit = float(cohort.lr.max()) * 2 * self.strength / self.floor, 2 * (1 + task.sgd.momentum)
+        factor, limit = float(cohort.lr.max()) * 2 * self.strength / self.floor, task.optimizer.stable
         if factor >= limit and int(cohort.round.min()) == 1:
             remedy = "use a smaller lr or method.strength, or a larger method.floor"
             record["messages"] = [

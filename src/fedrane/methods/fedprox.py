@@ -31,7 +31,8 @@ class FedProx(Algorithm):
 
     grid: ClassVar[Grid] = {"strength": (0.001, 0.01, 0.1, 1.0)}
 
-    strength: float = 0.01  # μ
+    strength: float = 0.01
+    """μ, the weight of the proximal term towards the server's model; 0 is FedAvg."""
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6))

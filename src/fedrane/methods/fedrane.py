@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid, Needs, Outcome
+from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Choices, Grid, Needs, Outcome
 from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import graph, nash, sphere
 from fedrane.ops.contrast import discrimination, projection
@@ -29,34 +29,59 @@ class FedRANE(sphere.Calibrated):
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
+    choices: ClassVar[Choices] = {**graph.CHOICES, **sphere.CHOICES, **nash.CHOICES}
     needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.NEEDS}
     lra: bool = True
-    relation: float = 0.1  # λ_R
+    """Whether clients use local relational augmentation; false is the ablation ``fedrane-wo-lra``."""
+    relation: float = 0.1
+    """λ_R, the weight of the low-rank penalty when the graph of a batch is mined."""
     alternations: int = 5
+    """How many times the graph B and its penalty's matrix Φ are computed in turn."""
     closed_form: str = "exact"
+    """How B is computed from Φ: the ``exact`` minimiser, or as the ``paper`` prints it."""
     graph_gradient: bool = False
-    steps: int = 1  # L
+    """Whether the loss has a gradient through the mining of the graph."""
+    steps: int = 1
+    """L, the steps of attention over neighbours."""
     attention: str = "softmax"
+    """How the weights of neighbours are formed: ``softmax`` over them, or the plain ``dot`` product."""
     residual: bool = True
-    neighbours: int = 0  # how many of the strongest; 0 is all
-    contrast: float = 0.2  # λ_CD
-    temperature: float = 0.8  # τ₁
-    projection: int = 0  # width of the projection whose outputs the CD loss compares; 0 compares z and z̃ themselves
-    augmented: float = 0.5  # weight of the loss on z̃; the rest is the loss on z
+    """Whether a step of attention adds to the features instead of replacing them."""
+    neighbours: int = 0
+    """How many of the strongest neighbours are kept in the graph; 0 is all."""
+    contrast: float = 0.2
+    """λ_CD, the weight of the contrastive discrimination between z and z̃."""
+    temperature: float = 0.8
+    """τ₁, the temperature of the contrastive discrimination."""
+    projection: int = 0
+    """The width of the projection whose outputs are contrasted; 0 contrasts z and z̃ themselves."""
+    augmented: float = 0.5
+    """The weight of the prediction loss on z̃; the rest is the loss on z."""
     head: str = "orthonormal"
+    """The classifier: fixed and ``orthonormal``, the network's ``linear`` one, or an ``mlp``."""
     loss: str = "mse"
-    scale: float = 16.0  # of the scores of unit-norm features with cross entropy
+    """The prediction loss: squared error (``mse``) or cross entropy (``ce``)."""
+    scale: float = 16.0
+    """The factor on the scores of an orthonormal head with cross entropy."""
     predict_on: str = "direct"
+    """What is classified at test: z (``direct``), or z̃ from the graph of the batch (``relational``)."""
     gne: bool = True
-    power: float = 1.0  # a client with n examples has bargaining power n^power: 0 is equal, 1 by examples
+    """Whether the server bargains (global Nash equilibrium); false is the ablation ``fedrane-wo-gne``."""
+    power: float = 1.0
+    """The exponent of a client's number of examples in its bargaining power: 0 is equal, 1 is by examples."""
     length: str = "average"
+    """The step's length: that of the ``average``, by weights that sum to 1 (``simplex``), or the paper's (``ball``)."""
     scope: str = "layer"
-    blend: float = 1.0  # weight of the bargain; the rest is the average
+    """What is bargained over: the ``model`` as one vector, each ``layer``, or only the ``body`` or ``head``."""
+    blend: float = 1.0
+    """The weight of the bargain in the server's step; the rest is the average."""
     solver: str = "newton"
-    calibrate: bool = True  # the global model's orthonormal head, in closed form after the last round, as in SphereFed
+    """How the bargain is solved: by ``newton``, or the paper's convex-concave procedure (``sequential``)."""
+    calibrate: bool = True
+    """Whether the global model's orthonormal head is calibrated after the last round, as in SphereFed."""
 
     def __post_init__(self) -> None:
-        check_choices(self, **graph.CHOICES, **sphere.CHOICES, **nash.CHOICES)
+        check_choices(self)
         check_ranges(self, **graph.RANGES, **nash.RANGES, scale=(1e-3, 1e6))
         graph.check_alternations(self.closed_form, self.alternations)
         if self.gne and self.scope == "head" and self.head == "orthonormal":

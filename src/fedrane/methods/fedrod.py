@@ -44,7 +44,8 @@ class FedRoD(Algorithm):
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"balance": (0.5, 1.0)}
 
-    balance: float = 1.0  # γ
+    balance: float = 1.0
+    """γ, the exponent of the class counts in the balanced softmax; 0 is plain cross entropy."""
 
     def __post_init__(self) -> None:
         check_ranges(self, balance=(0, 100))

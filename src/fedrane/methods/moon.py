@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
+from fedrane.algorithm import Algorithm, Choices, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops.contrast import projection
 from fedrane.ops.sphere import unit
@@ -36,14 +36,19 @@ class MOON(Algorithm):
     """FedAvg with a contrastive loss between the global, the current and the previous local model."""
 
     grid: ClassVar[Grid] = {"strength": (0.1, 1.0, 5.0, 10.0)}
-    strength: float = 5.0  # μ
-    temperature: float = 0.5  # τ
-    width: int = 256  # of the projection
+    choices: ClassVar[Choices] = {"projection": ("branch", "inline")}
+    strength: float = 5.0
+    """μ, the weight of the contrastive loss; 0 is FedAvg."""
+    temperature: float = 0.5
+    """τ, the temperature of the contrastive loss."""
+    width: int = 256
+    """The width of the projection."""
     projection: str = "branch"
+    """Where the projection is: a ``branch`` beside the head, or ``inline`` before it as in the authors' code."""
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(0, 1e6), temperature=(1e-3, 1e3), width=(1, 1e6))
-        check_choices(self, projection=("branch", "inline"))
+        check_choices(self)
         if self.strength == 0:
             longer = " on a network with a longer head" if self.projection == "inline" else ""
             warnings.warn(f"MOON with method.strength=0 is FedAvg{longer}", stacklevel=3)

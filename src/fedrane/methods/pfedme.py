@@ -9,9 +9,10 @@ and the server sets w ← (1 − β) w + β · mean of w_k. Client k predicts wi
 
 *Deviations*: uploads are weighted by number of examples, as in the authors' code; the paper weights them equally. In
 the paper all clients train in every round and only a sample is aggregated; here only the cohort trains. A round has
-epochs, not R batches. Their weight decay of 0.001 in the inner steps is the experiment's ``weight_decay``; momentum and
-clip apply there too. Both learning rates are the method's own: ``lr`` and its schedule are not used, and the first
-round logs this. BatchNorm's statistics come from the passes of θ; they are uploaded with w and averaged.
+epochs, not R batches. Their weight decay of 0.001 in the inner steps is the experiment's ``weight_decay``; momentum,
+clip and Adam apply there too. AdamW, whose steps do not end in the minimum θ_k(w), is refused. Both learning rates are
+the method's own: ``lr`` and its schedule are not used, and the first round logs this. BatchNorm's statistics come from
+the passes of θ; they are uploaded with w and averaged.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from fedrane import tree
 from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work, sample_ratio
 from fedrane.errors import ConfigError, check_ranges
+from fedrane.ops import adam
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
 
@@ -35,11 +37,16 @@ class PFedMe(Algorithm):
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
     grid: ClassVar[Grid] = {"strength": (5.0, 15.0), "outer_lr": (0.02, 0.05)}
 
-    strength: float = 15.0  # λ
-    inner_steps: int = 5  # K
-    inner_lr: float = 0.03  # α
-    outer_lr: float = 0.05  # η
-    blend: float = 1.0  # β
+    strength: float = 15.0
+    """λ, the weight of the pull of a personal model towards the client's copy of the global one."""
+    inner_steps: int = 5
+    """K, the steps on each batch that approximate a personal model."""
+    inner_lr: float = 0.03
+    """α, the learning rate of the personal models."""
+    outer_lr: float = 0.05
+    """η, the learning rate of the client's copy of the global model."""
+    blend: float = 1.0
+    """β, the weight of the average of the uploads in the new global model; the rest is the old one."""
 
     def __post_init__(self) -> None:
         check_ranges(self, strength=(1e-6, 1e6), inner_steps=(1, 1000), inner_lr=(1e-9, 1e3))
@@ -53,6 +60,11 @@ class PFedMe(Algorithm):
                 )
         if self.blend == 0:
             raise ConfigError("method.blend=0", "the global model would never change", "Use 1, or another number > 0")
+
+    def prepare(self, task: Task) -> Task:
+        why = "θ_k(w) is a minimum, and weight decay outside of the gradient moves the end away from it"
+        adam.require(task.optimizer, ("sgd", "adam"), "pfedme", why)
+        return task
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         """The inner problem; ``step`` passes the current w as the model that was sent."""

@@ -12,21 +12,23 @@ and after K steps from x, with the cohort S of N clients,
 Always (1/N) Σ c_i = c: c_i is committed only together with the upload of its change.
 
 *Deviations*: uploads are weighted equally, as in the paper, not by examples. Option II assumes plain SGD with one
-learning rate, so it refuses momentum and clipping; weight decay is part of the gradient and is corrected with it.
+learning rate, so it refuses momentum, clipping and Adam; weight decay is part of the gradient and is corrected with it.
+With option I and Adam the corrected gradient goes into Adam; the weight decay of AdamW is not part of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done, Outcome, Work
+from fedrane.algorithm import Algorithm, Choices, Done, Outcome, Work
 from fedrane.errors import ConfigError, check_choices, check_ranges
+from fedrane.ops import adam
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from fedrane.tree import Tensors
 
@@ -35,20 +37,24 @@ from fedrane.tree import Tensors
 class Scaffold(Algorithm):
     """Control variates against client drift."""
 
+    choices: ClassVar[Choices] = {"option": ("I", "II")}
+
     option: str = "II"
-    global_lr: float = 1.0  # η_g
+    """How a control variate is renewed: the gradient at the server's model (``I``), or from the steps (``II``)."""
+    global_lr: float = 1.0
+    """η_g, the server's learning rate: the factor on the mean of the updates."""
 
     def __post_init__(self) -> None:
-        check_choices(self, option=("I", "II"))
+        check_choices(self)
         check_ranges(self, global_lr=(1e-6, 1e3))
 
     def prepare(self, task: Task) -> Task:
-        if self.option == "II" and (task.sgd.momentum or task.sgd.clip):
-            raise ConfigError(
-                "scaffold option II with momentum or clip",
-                "it computes the mean gradient from the client's total change, which is only right for plain SGD",
-                "Set momentum=0 clip=0, or method.option=I",
-            )
+        if self.option == "II":
+            why = "it computes the mean gradient from the client's total change, which is only right for plain SGD"
+            adam.require(task.optimizer, ("sgd",), "scaffold option II", why, otherwise="method.option=I")
+            if task.sgd.momentum or task.sgd.clip:
+                remedy = "Set momentum=0 clip=0, or method.option=I"
+                raise ConfigError("scaffold option II with momentum or clip", why, remedy)
         return task
 
     def init(self, task: Task, roster: Roster) -> State:
@@ -84,7 +90,7 @@ class Scaffold(Algorithm):
             return Algorithm.objective(self, task, ctx, Model({**origin.params, **trained}, work.model.stats), batch)[0]
 
         grads, examples = grad(loss)(here), batch.mask.sum().to(work.examples.dtype)
-        grads = {name: grads[name] + task.sgd.weight_decay * here[name] for name in here}
+        grads = {name: grads[name] + task.optimizer.penalty * here[name] for name in here}
         return after._replace(extra={"gradient": tree.add(work.extra["gradient"], tree.scale(grads, examples))})
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:

@@ -33,7 +33,9 @@ class SphereFed(sphere.Calibrated):
     needs: ClassVar[Needs] = {"calibrate=True": ("ridge",)}
 
     calibrate: bool = True
-    ridge: float = 1e-3  # ρ
+    """Whether the global model's head is calibrated in closed form after the last round."""
+    ridge: float = 1e-3
+    """ρ, the ridge of that calibration, which keeps it solvable."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ridge=(1e-9, 1e6))

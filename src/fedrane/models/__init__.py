@@ -9,19 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from fedrane.errors import ConfigError, nearest
-from fedrane.models.bodies import MODELS, WITHOUT_NORM
+from fedrane.models import sequences
+from fedrane.models.bodies import BODIES
 from fedrane.system import loading
 
-__all__ = ["MODELS", "WITHOUT_NORM", "build", "check", "load", "split_head"]
+__all__ = ["MODELS", "SEQUENCES", "WITHOUT_NORM", "build", "check", "load", "split_head"]
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """A user's function: input shape and number of classes to a network."""
+SEQUENCES = {"lstm": sequences.lstm, "transformer": sequences.transformer}
+"""Those for numbers of a vocabulary, such as a text's characters."""
+MODELS = (*BODIES, *SEQUENCES)
+WITHOUT_NORM = ("mlp", "convnet", *SEQUENCES)
+"""Those that have no BatchNorm."""
 
 
-def build(name: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+def build(name: str, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> tuple[nn.Module, nn.Module]:
     """The body and the linear head of a model known by name."""
     check(name)
-    body, width = MODELS[name](shape)
+    if (name in SEQUENCES) != bool(vocabulary):
+        takes, are = ("numbers of a vocabulary", "quantities") if name in SEQUENCES else ("quantities", "such numbers")
+        others = SEQUENCES if vocabulary else BODIES
+        raise ConfigError(
+            f"model={name} takes {takes}", f"the dataset's inputs are {are}", f"Use model={' or '.join(others)}"
+        )
+    body, width = SEQUENCES[name](shape, vocabulary) if vocabulary else BODIES[name](shape)
     return body, nn.Linear(width, classes)
 
 
@@ -48,7 +60,9 @@ def load(name: str) -> nn.Module | Factory:
     return found
 
 
-def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
+def split_head(
+    module: nn.Module, head: str, shape: tuple[int, ...], vocabulary: int = 0
+) -> tuple[nn.Module, nn.Module]:
     """A user's network as body and head, the head being the submodule of that name."""
     names = [name for name, _ in module.named_modules() if name]
     if head not in names:
@@ -60,16 +74,22 @@ def split_head(module: nn.Module, head: str, shape: tuple[int, ...]) -> tuple[nn
     body, last = copy.deepcopy(module), copy.deepcopy(module.get_submodule(head))
     above, _, name = head.rpartition(".")
     setattr(body.get_submodule(above), name, nn.Identity())
-    _check_split(module, body, last, head, shape)
+    _check_split(module, body, last, head, (shape, vocabulary))
     return body, last
 
 
-def _check_split(network: nn.Module, body: nn.Module, head: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+def _check_split(
+    network: nn.Module, body: nn.Module, head: nn.Module, name: str, form: tuple[tuple[int, ...], int]
+) -> None:
     """Raise unless the head is the network's last operation; tested on two artificial examples."""
     modes = [(module, module.training) for module in (network, body, head)]
     parameter = next(network.parameters(), torch.zeros(()))
-    examples = torch.linspace(-1, 1, 2 * torch.Size(shape).numel(), dtype=parameter.dtype).reshape(2, *shape)
-    examples = examples.to(parameter.device)
+    shape, vocabulary = form
+    elements = 2 * torch.Size(shape).numel()
+    plain = (
+        torch.arange(elements) % vocabulary if vocabulary else torch.linspace(-1, 1, elements, dtype=parameter.dtype)
+    )
+    examples = plain.reshape(2, *shape).to(parameter.device)
     expected = _try(network, examples)
     got = _try(nn.Sequential(body, head), examples)
     for module, mode in modes:

@@ -107,6 +107,4 @@ class ResNet18(nn.Module):
         return torch.flatten(F.adaptive_avg_pool2d(self.stages(x), 1), 1)
 
 
-MODELS = {"mlp": mlp, "convnet": convnet, "resnet18": resnet18, "resnet18-cifar": resnet18_cifar}
-WITHOUT_NORM = ("mlp", "convnet")
-"""Those that have no BatchNorm."""
+BODIES = {"mlp": mlp, "convnet": convnet, "resnet18": resnet18, "resnet18-cifar": resnet18_cifar}

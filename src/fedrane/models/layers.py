@@ -111,14 +111,16 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, layer: int, by_channel: bool) -> None:
         super().__init__()
         self.p, self.layer, self.by_channel = p, layer, by_channel
+        self.batch_axis = 0
 
     def forward(self, x: Tensor) -> Tensor:
         now = _current.get()
         if now is None or not now.train or now.key is None or self.p == 0:
             return x
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.by_channel else x.shape
+        first = x.movedim(self.batch_axis, 0)  # so that an example's mask does not depend on how many others there are
+        shape = first.shape[:2] + (1,) * (x.dim() - 2) if self.by_channel else first.shape
         position = torch.arange(shape.numel(), device=x.device).reshape(shape)
-        kept = uniform(now.key, self.layer, position) >= self.p
+        kept = (uniform(now.key, self.layer, position) >= self.p).movedim(0, self.batch_axis)
         return x * kept / (1 - self.p) if self.p < 1 else x * 0
 
     def extra_repr(self) -> str:

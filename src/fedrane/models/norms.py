@@ -17,10 +17,17 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fedrane.errors import ConfigError, nearest
+from fedrane.models.attention import Attention
 from fedrane.models.layers import KeyedDropout, MaskedBatchNorm
 
 POLICIES = ("shared", "batch", "local", "group")
 GROUPS = 32
+_EMBEDDINGS = {
+    "max_norm": "it rescales its parameters in place, beside the optimiser",
+    "sparse": "a sparse gradient can be neither clipped nor stacked",
+    "scale_grad_by_freq": "it counts padding",
+}
+"""Settings of an embedding that no engine could reproduce."""
 
 
 def check_policy(policy: str) -> None:
@@ -31,6 +38,7 @@ def check_policy(policy: str) -> None:
 def convert(module: nn.Module, part: str, policy: str) -> nn.Module:
     """The module with its BatchNorm and dropout layers replaced by ones that follow the policy and the batch's key."""
     check_policy(policy)
+    sequence_first = [child for child in module.modules() if _is_sequence_first(child)]
     for layer, (path, child) in enumerate(list(module.named_modules())):
         new = _replacement(child, f"{part}.{path}" if path else part, layer, policy)
         if new is not None and path:
@@ -38,7 +46,18 @@ def convert(module: nn.Module, part: str, policy: str) -> nn.Module:
             setattr(module.get_submodule(parent), name, new)
         elif new is not None:
             module = new
+    for child in sequence_first:
+        for dropout in child.children():
+            if isinstance(dropout, KeyedDropout):
+                dropout.batch_axis = 1
     return module
+
+
+def _is_sequence_first(layer: nn.Module) -> bool:
+    """Whether what the dropout layers of a transformer's layer get is (length, examples, features)."""
+    return (
+        isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) and not layer.self_attn.batch_first
+    )
 
 
 def _replacement(layer: nn.Module, name: str, number: int, policy: str) -> nn.Module | None:
@@ -54,6 +73,14 @@ def _replacement(layer: nn.Module, name: str, number: int, policy: str) -> nn.Mo
             "these are not covered by any policy for sharing statistics",
             "Set track_running_stats=False on it",
         )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        for setting, why in _EMBEDDINGS.items():
+            if getattr(layer, setting):
+                raise ConfigError(f"{name} ({type(layer).__name__}) has {setting}", why, f"Make it without {setting}")
+    if isinstance(layer, nn.TransformerEncoder):
+        layer.enable_nested_tensor = layer.use_nested_tensor = False  # a path of its own, which reads values
+    if isinstance(layer, nn.MultiheadAttention) and not _is_unusual(layer):
+        return Attention(layer, number)
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention | nn.AlphaDropout | nn.FeatureAlphaDropout):
         if getattr(layer, "dropout", getattr(layer, "p", 0)) > 0:
             raise ConfigError(
@@ -67,6 +94,11 @@ def _replacement(layer: nn.Module, name: str, number: int, policy: str) -> nn.Mo
     if isinstance(layer, _BatchNorm):
         return _normalisation(layer, name, policy)
     return None
+
+
+def _is_unusual(layer: nn.MultiheadAttention) -> bool:
+    """Whether it has more than projections of queries, keys and values of one width."""
+    return layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn
 
 
 def _normalisation(layer: _BatchNorm, name: str, policy: str) -> nn.Module:

@@ -37,7 +37,8 @@ class Gate:
     """Which uploads are aggregated, and which models are kept."""
 
     kind: str = FLOWER
-    """What happens to an outlier; ``flower`` refuses it where clients are nodes of Flower, and is off elsewhere."""
+    """What happens to an upload that is an outlier: ``refuse`` it, ``clip`` it to the bound, or nothing (``off``).
+    ``flower`` refuses it where clients are nodes of Flower, and is off elsewhere."""
     factor: float = 8.0
     """An upload beyond this many times the cohort's median norm is an outlier."""
     norm: float = 1e6
@@ -145,10 +146,14 @@ def _norm(part: Any) -> float:
 
 def _limits(gate: Gate, norms: list[float], sizes: list[int], harmless: float, summed: bool) -> list[float]:
     """For each client. Of what a method adds, which may be a sum over examples, the absolute one is for one example."""
-    usual = median([norm for norm in norms if math.isfinite(norm)] or [math.inf])
+    absolute = [gate.norm * (max(n, 1) if summed else 1) for n in sizes]
+    # What is refused anyway does not count, or two outliers of four could hide one another; what is clipped is used.
+    clips = gate.kind == CLIP
+    used = [n for n, most in zip(norms, absolute, strict=True) if n <= most or (clips and math.isfinite(n))]
+    usual = median(used or [math.inf])
     size = max(median(sizes), 1)
     adaptive = [max(gate.factor * usual * max(1.0, n / size), harmless) if usual else math.inf for n in sizes]
-    return [min(limit, gate.norm * (max(n, 1) if summed else 1)) for limit, n in zip(adaptive, sizes, strict=True)]
+    return list(map(min, adaptive, absolute))
 
 
 def _scaled(server: State, ups: State, scales: Mapping[str, Tensor]) -> State:

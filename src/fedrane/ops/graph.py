@@ -14,7 +14,7 @@ Everything is batched over leading dimensions, has a fixed number of steps, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
@@ -55,6 +55,13 @@ RANGES = {
 }
 """The bounds of the numbers among them."""
 CHOICES = {"closed_form": ("exact", "paper"), "attention": ("softmax", "dot"), "predict_on": ("direct", "relational")}
+
+
+class _Inverses(NamedTuple):
+    """How M^(-1) and M^(-1/2) of symmetric positive matrices are computed, given M and the mask of its rows."""
+
+    inverse: Callable[[Tensor, Tensor], Tensor]
+    root: Callable[[Tensor, Tensor], Tensor]
 
 
 class Relations(NamedTuple):
@@ -121,10 +128,12 @@ def relations(
 
     A graph whose B changes by less than ``tolerance`` stays as it is from then on. The paper's form is computed in
     float64: on batches of tight clusters each of its alternations multiplies rounding errors by about thirteen, and
-    after five of them the error of float32 is several times the largest edge.
+    after five of them the error of float32 is several times the largest edge. So is what LAPACK does on a CPU: its
+    ``eigh`` in float32 loses the small eigenvalues.
     """
     dtype = features.dtype
-    features = features.double() if closed_form == "paper" else features
+    inverses = _BY_PRODUCTS if differentiable or features.device.type != "cpu" else _BY_LAPACK
+    features = features.double() if closed_form == "paper" or inverses is _BY_LAPACK else features
     correlation = pearson(features, mask)
     square = correlation.mT @ correlation
     fits = square.shape[-1] <= MAX_KERNEL_SIZE and not differentiable
@@ -132,7 +141,7 @@ def relations(
         settings = (strength, alternations, floor, tolerance, MIN_ROOT)
         weights, change = on_stack(kernels.relate, square, mask, *settings)
     else:
-        weights, change = _alternate(square, mask, strength, alternations, closed_form, floor, tolerance)
+        weights, change = _alternate(square, mask, strength, alternations, closed_form, floor, tolerance, inverses)
     weights, size = weights.to(dtype), weights.abs()
     return Relations(((size + size.mT) / 2).to(dtype), weights, change.to(dtype))
 
@@ -145,9 +154,11 @@ def _alternate(
     closed_form: str,
     floor: float,
     tolerance: float,
+    inverses: _Inverses,
 ) -> tuple[Tensor, Tensor]:
     """B for a given PᵀP, and its relative change in the last alternation."""
-    pairs = (mask[..., :, None] & mask[..., None, :]).to(square.dtype)
+    related = mask & (square.diagonal(dim1=-2, dim2=-1) > 0)  # rounding would relate constant rows to others
+    pairs = (related[..., :, None] & related[..., None, :]).to(square.dtype)
     eye = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     penalty = (2 * strength) * eye.expand_as(square)
     weights = torch.zeros_like(square)
@@ -155,8 +166,8 @@ def _alternate(
     settled = torch.zeros_like(change, dtype=torch.bool)
     for number in range(alternations):
         if number:
-            penalty = (2 * strength) * inverse_root(weights @ weights.mT + floor * eye, mask)
-        new = _solve(square, penalty, eye, mask, closed_form) * pairs
+            penalty = (2 * strength) * inverses.root(weights @ weights.mT + floor * eye, mask)
+        new = _solve(square, penalty, eye, mask, closed_form, inverses) * pairs
         moved = torch.linalg.matrix_norm(new - weights) / torch.linalg.matrix_norm(new).clamp(min=TINY)
         change = torch.where(settled, change, moved)
         weights = torch.where(settled[..., None, None], weights, new)
@@ -164,13 +175,12 @@ def _alternate(
     return weights, change
 
 
-def _solve(square: Tensor, penalty: Tensor, eye: Tensor, mask: Tensor, closed_form: str) -> Tensor:
+def _solve(square: Tensor, penalty: Tensor, eye: Tensor, mask: Tensor, closed_form: str, inverses: _Inverses) -> Tensor:
     """B for a fixed Φ, with an exactly zero diagonal."""
     matrix = square + penalty
     # The possible rounding error, added so that the matrix stays positive in float32 even if the penalty is tiny.
     matrix = matrix + torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
-    root = inverse_root(matrix, mask, _MIN_ROOT[matrix.dtype])
-    inverse = root @ root.mT
+    inverse = inverses.inverse(matrix, mask)
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
         return -inverse / diagonal[..., None, :] * (1 - eye)
@@ -217,6 +227,29 @@ def _scales(lowest: float, until: float = 1 - 1e-7) -> tuple[float, ...]:
 
 _MIN_ROOT = {dtype: math.sqrt(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.float64)}
 """The lower bound for :func:`_solve`, which adds eps times the trace to the diagonal."""
+
+
+def _inverse_by_products(matrix: Tensor, mask: Tensor) -> Tensor:
+    root = inverse_root(matrix, mask, _MIN_ROOT[matrix.dtype])
+    return root @ root.mT
+
+
+def _inverse_by_lapack(matrix: Tensor, mask: Tensor) -> Tensor:
+    """Padding is a diagonal block of both matrices already, so the mask is not needed."""
+    inverse: Tensor = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix)[0])
+    return inverse
+
+
+def _root_by_lapack(matrix: Tensor, mask: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    scaled: Tensor = vectors * values.clamp(min=TINY).pow(-0.25)[..., None, :]
+    return scaled @ scaled.mT
+
+
+_BY_PRODUCTS = _Inverses(_inverse_by_products, inverse_root)
+"""Captured on a GPU, and with a gradient."""
+_BY_LAPACK = _Inverses(_inverse_by_lapack, _root_by_lapack)
+"""In float64, on a CPU, where it takes half the time. ``eigh`` has no gradient where eigenvalues are equal."""
 
 
 def effective_rank(weights: Tensor) -> Tensor:

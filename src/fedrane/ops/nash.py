@@ -99,7 +99,7 @@ def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend
 class Terms(NamedTuple):
     """How clients bargain.
 
-    ``power``: a client with n examples has bargaining power n^power; 0 makes all equal. ``length``: see :func:`agree`.
+    ``power``: a client with n examples has bargaining power n^power; 0 makes all equal. ``length``: see `agree`.
     ``scope``: the ``model`` as one vector, each ``layer`` separately, or only the ``body`` or ``head``, with the rest
     averaged. ``blend``: the weight of the bargain; the rest is the average.
     """

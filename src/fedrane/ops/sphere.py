@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrane import tree
-from fedrane.algorithm import Algorithm, Done, Work
+from fedrane.algorithm import Algorithm, Done, Span, Work
 from fedrane.errors import ConfigError
 from fedrane.task import Batch, Client, Context, Model, State, Task, masked_mean
 
@@ -111,7 +111,7 @@ class CalibrationStage(Algorithm):
     ridge: float = 1e-3
     """ρ, unless it is a field of the method."""
 
-    def local_epochs(self, epochs: int) -> int:
+    def local_epochs(self, epochs: Span) -> Span:
         return 1
 
     def begin(self, task: Task, ctx: Context) -> Work:

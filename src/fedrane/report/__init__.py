@@ -29,10 +29,10 @@ def write(
 ) -> Path:
     """Write the report on these run folders, or on folders that contain runs, as one HTML file.
 
-    ``figures`` is a folder for the same plots as PNG and SVG. ``target`` is the accuracy whose cost is shown first.
-    ``samples`` is the number of test examples in t-SNE plots, 0 for none. ``data_root`` is the folder of datasets, if
-    it is not the one that the runs used. ``trust_code`` allows t-SNE to run a method or network that a run folder
-    names and that you never ran before. ``log`` is called before each step that takes long.
+    ``figures`` is a folder for the same plots as PNG, SVG and PDF. ``target`` is the accuracy whose cost is shown
+    first. ``samples`` is the number of test examples in t-SNE plots, 0 for none. ``data_root`` is the folder of
+    datasets, if it is not the one that the runs used. ``trust_code`` allows t-SNE to run a method or network that a run
+    folder names and that you never ran before. ``log`` is called before each step that takes long.
     """
     out = Path(out)
     if out.is_dir():

@@ -20,11 +20,17 @@ MODEL_TYPES = (GLOBAL, PERSONAL)
 CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
 """The key of each client's accuracy on its own test examples, for the global and the personal models."""
 COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
+ACCURACY = "accuracy"
+RANKED = {"AUROC": "auroc", "AUPRC": "auprc"}
+"""The measures of two classes that are plotted, and their keys."""
+BOTH_CLASSES = {GLOBAL: "global/local_clients_with_both_classes", PERSONAL: "personal/clients_with_both_classes"}
 MAX_WORST_CLIENTS = 10
 HIGH_TARGETS = (0.99, 0.98, 0.97, 0.96)
 """Target accuracies in addition to the multiples of five per cent."""
 MAX_TARGETS = 8
 MIN_RESIDUAL = 1e-17
+SOLVED = 1e-10
+"""A residual below this is rounding error."""
 
 
 def measured(run: Run, key: str) -> list[Metrics]:
@@ -36,7 +42,7 @@ def measured(run: Run, key: str) -> list[Metrics]:
 
 
 class Curve(NamedTuple):
-    """The accuracy after each round that was evaluated in all repetitions."""
+    """The accuracy, or another measure, after each round that was evaluated in all repetitions."""
 
     line: int
     rounds: NDArray[np.int64]
@@ -47,10 +53,16 @@ class Curve(NamedTuple):
     """Of training, from the start, mean over seeds."""
     sent: Floats
     """Bytes, up and down, from the start, mean over seeds."""
+    post: NDArray[np.bool_]
+    """Whether a round belongs to the post-training stage."""
+    measure: str = ACCURACY
 
 
-def curves(lines: Sequence[Line], model: str) -> list[Curve]:
-    return [curve for number, line in enumerate(lines) if (curve := _curve(number, line, f"{model}/accuracy"))]
+def curves(lines: Sequence[Line], model: str, measure: str = ACCURACY) -> list[Curve]:
+    """The names of other measures are those of ``RANKED``."""
+    key = f"{model}/{RANKED.get(measure, measure)}"
+    each = (_curve(number, line, key) for number, line in enumerate(lines))
+    return [curve._replace(measure=measure) for curve in each if curve]
 
 
 def _curve(number: int, line: Line, key: str) -> Curve | None:
@@ -68,7 +80,49 @@ def _curve(number: int, line: Line, key: str) -> Curve | None:
         series["sent"].append((up + down)[index].tolist())
     accuracy, seconds, sent = (np.array(values, dtype=np.float64) for values in series.values())
     deviation = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None
-    return Curve(number, rounds, accuracy.mean(0), deviation, seconds.mean(0), sent.mean(0))
+    post = rounds > line.first.rounds
+    return Curve(number, rounds, accuracy.mean(0), deviation, seconds.mean(0), sent.mean(0), post)
+
+
+def span(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The lowest and the highest accuracy of these curves, bands included."""
+    deviations = [0.0 if c.deviation is None else c.deviation for c in curves]
+    low = min(float((c.mean - deviation).min()) for c, deviation in zip(curves, deviations, strict=True))
+    high = max(float((c.mean + deviation).max()) for c, deviation in zip(curves, deviations, strict=True))
+    return max(low, 0.0), min(high, 1.0)
+
+
+class Envelope(NamedTuple):
+    """The lowest and the highest of several curves after each training round that one of them has."""
+
+    rounds: NDArray[np.int64]
+    low: Floats
+    high: Floats
+
+
+def envelope(curves: Sequence[Curve]) -> Envelope:
+    at: dict[int, list[float]] = {}
+    for curve in curves:
+        for round, mean in zip(curve.rounds[~curve.post].tolist(), curve.mean[~curve.post].tolist(), strict=True):
+            at.setdefault(round, []).append(mean)
+    rounds = sorted(at)
+    return Envelope(
+        np.array(rounds, dtype=np.int64), np.array([min(at[r]) for r in rounds]), np.array([max(at[r]) for r in rounds])
+    )
+
+
+def cheapest(costs: Sequence[float], accuracies: Sequence[float]) -> list[int]:
+    """Those that no other beats: every other one that is at least as accurate costs more.
+
+    >>> cheapest([1.0, 2.0, 3.0], [0.5, 0.4, 0.6])
+    [0, 2]
+    """
+    pairs = list(zip(costs, accuracies, strict=True))
+    return [
+        number
+        for number, (cost, accuracy) in enumerate(pairs)
+        if not any(c <= cost and a >= accuracy and (c, a) != (cost, accuracy) for c, a in pairs)
+    ]
 
 
 def _costs(run: Run) -> tuple[Floats, Floats, Floats]:
@@ -151,11 +205,13 @@ def _evaluated(run: Run, record: Metrics) -> NDArray[np.int64]:
 
 
 class Worst(NamedTuple):
-    """The clients with the lowest accuracy on average over the lines, the worst first."""
+    """The clients with the lowest accuracy on average over the lines; the one with the most training examples first."""
 
     lines: list[int]
     who: list[tuple[int, int]]
     """Seed and client."""
+    counts: list[int]
+    """Their training examples."""
     accuracy: Floats
     """Lines × clients."""
 
@@ -164,7 +220,7 @@ def worst(lines: Sequence[Line], model: str) -> Worst:
     """Among the clients that all lines have; the lines must share their partitions."""
     each = clients(lines, model)
     if not each:
-        return Worst([], [], np.zeros((0, 0)))
+        return Worst([], [], [], np.zeros((0, 0)))
     by_client = [
         dict(zip(zip(c.seeds.tolist(), c.clients.tolist(), strict=True), c.accuracy.tolist(), strict=True))
         for c in each
@@ -172,8 +228,11 @@ def worst(lines: Sequence[Line], model: str) -> Worst:
     shared = sorted(set.intersection(*(set(values) for values in by_client)))
     table = np.array([[values[who] for who in shared] for values in by_client], dtype=np.float64)
     table = table.reshape(len(each), len(shared))
-    order = np.argsort(table.mean(0), kind="stable")[:MAX_WORST_CLIENTS]
-    return Worst([c.line for c in each], [shared[i] for i in order], table[:, order])
+    lowest = np.argsort(table.mean(0), kind="stable")[:MAX_WORST_CLIENTS]
+    counts = {(run.seed, k): n for line in lines for run in line.runs for k, n in enumerate(run.counts.tolist())}
+    order = sorted(lowest.tolist(), key=lambda i: -counts[shared[i]])
+    who = [shared[i] for i in order]
+    return Worst([c.line for c in each], who, [counts[each] for each in who], table[:, order])
 
 
 def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:
@@ -196,6 +255,71 @@ def share_partitions(lines: Sequence[Line]) -> bool:
     """Whether a client number means the same client in all lines, for each seed."""
     first = {run.seed: run for run in lines[0].runs}
     return all(_same_partition(first[run.seed], run) for line in lines for run in line.runs if run.seed in first)
+
+
+# ---- classes
+
+
+class Recalls(NamedTuple):
+    """The recall of each class after the last round, mean over seeds; NaN for a class without test examples."""
+
+    lines: list[int]
+    values: Floats
+    """Lines × classes."""
+
+
+def recalls(lines: Sequence[Line], model: str) -> Recalls | None:
+    """None if no line recorded them, or if the lines have different classes."""
+    if any(line.first.classes != lines[0].first.classes for line in lines):
+        return None
+    having, values = [], []
+    for number, line in enumerate(lines):
+        last = [records[-1][f"{model}/recall"] for run in line.runs if (records := measured(run, f"{model}/recall"))]
+        if last:
+            having.append(number)
+            values.append(np.array(last, dtype=np.float64).mean(0))
+    return Recalls(having, np.array(values)) if having else None
+
+
+def positive_class(run: Run) -> str:
+    """Of two classes, the one that F1, AUPRC and sensitivity are of."""
+    return str(run.settings["positive"] or run.classes[1])
+
+
+def with_both_classes(lines: Sequence[Line], model: str) -> list[tuple[int, int]]:
+    """Of how many clients the mean AUROC is, and of how many that were evaluated; each pair of numbers once."""
+    last = [
+        (run, records[-1]) for line in lines for run in line.runs if (records := measured(run, BOTH_CLASSES[model]))
+    ]
+    return sorted({(record[BOTH_CLASSES[model]], len(_evaluated(run, record))) for run, record in last})
+
+
+def macro_f1(line: Line, model: str) -> Cell:
+    """With two classes, of the last round, over seeds: the mean of both classes' F1."""
+    return Cell.over([score for run in line.runs if (score := _macro_f1(run, model)) is not None])
+
+
+def _macro_f1(run: Run, model: str) -> float | None:
+    """Recalls and accuracy determine it with two classes: accuracy = (1 - share) · first + share · second.
+
+    The share of the second class is the same in all rounds; the round in which the recalls differ most has it with
+    the fewest rounding errors. None if they never differ, or if the examples were not the same in all rounds.
+    """
+    records = measured(run, f"{model}/recall")
+    pairs = np.array([r[f"{model}/recall"] for r in records], dtype=np.float64)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or any(r.get("unevaluated") for r in records):
+        return None
+    gaps = pairs[:, 1] - pairs[:, 0]
+    widest = int(np.abs(gaps).argmax())
+    if not abs(gaps[widest]) > 0:  # also if a class has no examples: NaN
+        return None
+    share = (records[widest][f"{model}/accuracy"] - pairs[widest, 0]) / gaps[widest]
+    first, second = pairs[-1]
+    f1s = [
+        2 * own * hit / (own * hit + own + other * (1 - rejected))
+        for own, hit, other, rejected in ((1 - share, first, share, second), (share, second, 1 - share, first))
+    ]
+    return float(np.mean(f1s))
 
 
 # ---- clients over rounds

@@ -2,6 +2,7 @@
 (() => {
   const root = document.documentElement;
   const plots = JSON.parse(document.getElementById("plots").textContent);
+  const NARROW = 400; // pixels
   const drawn = () => document.querySelectorAll(".plot.js-plotly-plot");
 
   // ---- light and dark
@@ -35,6 +36,7 @@
         font: { color: ink.text, family: getComputedStyle(document.body).fontFamily, size: 12 },
         hoverlabel: { bgcolor: ink.surface, bordercolor: ink.rule, font: { color: ink.text } },
         modebar: { bgcolor: "rgba(0,0,0,0)", color: ink.muted, activecolor: ink.text },
+        annotationdefaults: { bgcolor: ink.surface, opacity: 0.85, borderpad: 1, font: { color: ink.text, size: 12 } },
         coloraxis: { colorscale: ink.sequential, colorbar: bar },
         coloraxis2: { colorscale: ink.diverging, colorbar: bar },
       },
@@ -87,7 +89,10 @@
     };
     for (const [id, plot] of Object.entries(plots)) {
       const layout = { ...plot.layout, template: now, ...(touch ? { dragmode: false } : {}) };
-      await Plotly.newPlot(id, plot.data, layout, config);
+      // On a phone, names beside the lines would take a third of the plot; the legend has them too.
+      const wide = document.getElementById(id).clientWidth > NARROW;
+      if (!wide) layout.margin = { ...layout.margin, r: layout.margin.l };
+      await Plotly.newPlot(id, wide ? plot.data : plot.data.filter((trace) => trace.meta !== "name"), layout, config);
       await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
     }
     if (isDark() !== begun) await repaint();
@@ -107,6 +112,37 @@
         const traces = plot.data.flatMap((trace, k) => (trace.legendgroup === line ? [k] : []));
         if (traces.length) Plotly.restyle(plot, { visible: !hidden.has(line) }, traces);
       }
+    });
+  }
+
+  // ---- the data
+
+  // Spreadsheets take a text that begins like this for a formula, and names come from files.
+  const FORMULA = /^[\s]*[=+\-@\t\r]/;
+
+  function csv({ methods }) {
+    const runs = methods.flatMap(({ name, runs }) => runs.map((run) => ({ name, ...run })));
+    const keys = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((key) => key !== "round");
+    const text = (words) => `"${(FORMULA.test(words) ? "'" : "") + words.replaceAll('"', '""')}"`;
+    const row = (run, k) => {
+      const round = run.metrics.round[k];
+      const stage = round > run.rounds ? "post-training" : "training";
+      return [text(run.name), run.seed, round, stage, ...keys.map((key) => run.metrics[key]?.[k] ?? "")];
+    };
+    const head = ["method", "seed", "round", "stage", ...keys.map(text)];
+    return [head, ...runs.flatMap((run) => run.metrics.round.map((_, k) => row(run, k)))].join("\r\n") + "\r\n";
+  }
+
+  for (const button of document.querySelectorAll("[data-download]")) {
+    button.addEventListener("click", () => {
+      const kind = button.dataset.download;
+      const data = JSON.parse(document.getElementById("data").textContent);
+      const content = kind === "csv" ? csv(data) : JSON.stringify(data, null, 1);
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([content], { type: kind === "csv" ? "text/csv" : "application/json" }));
+      link.download = `report.${kind}`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
     });
   }
 

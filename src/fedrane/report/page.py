@@ -12,23 +12,28 @@ from typing import Any
 import numpy as np
 
 from fedrane._version import __version__
-from fedrane.algorithm import GLOBAL
+from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.config.effects import uses_alpha
 from fedrane.config.settings import NAME
 from fedrane.data.partition import Partitioning
-from fedrane.report import measures, plots
+from fedrane.errors import printable
+from fedrane.report import measures, plots, provenance
 from fedrane.report.comparison import Cell
-from fedrane.report.measures import COSINE, MODEL_TYPES, Grid
+from fedrane.report.measures import COSINE, MODEL_TYPES, SOLVED, Curve, Grid
 from fedrane.report.plots import Plot
-from fedrane.report.runs import Line, differing
-from fedrane.report.style import class_colours, colour, count, dash, duration, listed, size
+from fedrane.report.runs import Line, Run, differing, in_words
+from fedrane.report.style import MANY, class_colours, colour, dash, duration, listed, size, symbol
 from fedrane.report.tsne import Points
 from fedrane.system import extras
+from fedrane.training.wording import count
 
 MAX_CLASSES_IN_LEGEND = 30
 """With more, a legend of classes is of no use."""
+MAX_CLASSES = 200
+"""With more, there is no table of recalls."""
 STROKES = {"solid": "none", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2"}
 MODELS = {GLOBAL: "Global model", "personal": "Personal models"}
+RANKED_SETS = {GLOBAL: " on the official test set", "personal": ", mean over clients"}
 TEST_SETS = {GLOBAL: "on the official test set", "personal": "each on its client’s own test examples"}
 Embedded = Mapping[int, Points | str]
 """For each line, its t-SNE points, or why there are none."""
@@ -42,10 +47,14 @@ class Panel:
     title: str
     plot: Plot
     about: str = ""
+    heading: str = ""
+    """Of this panel and those that follow."""
+    numbers: str = ""
+    """What the plot shows, for readers who do not see it."""
 
     @property
     def spoken(self) -> str:
-        return ", ".join(filter(None, (self.title, self.about)))
+        return ", ".join(filter(None, (self.title, self.about, self.numbers)))
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,8 @@ def html(
     parts = [
         Section("results", "Results", _results_lead(lines)),
         _accuracy(lines),
+        _ranking(lines),
+        _recalls(lines),
         _clients(lines),
         _cost(lines),
         _cosines(lines),
@@ -90,14 +101,20 @@ def html(
         Section("configuration", "Configuration", _configuration_lead(lines)),
     ]
     sections = [part for part in parts if isinstance(part, Section)]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     return environment.from_string(_file("page.html")).render(
         title=title or _title(lines),
         subtitle=_subtitle(lines),
         version=__version__,
         notes=notes,
+        facts=provenance.facts(lines),
         cards=list(_cards(lines)),
-        lines=[{"name": line.name, "colour": colour(k), "strokes": STROKES[dash(k)]} for k, line in enumerate(lines)],
+        lines=[
+            {"name": line.name, "colour": colour(k), "strokes": STROKES[dash(k)], "symbol": symbol(k)}
+            for k, line in enumerate(lines)
+        ],
         sections=sections,
         absent=[part.why for part in parts if isinstance(part, Absent)],
         table=_results(lines),
@@ -106,10 +123,16 @@ def html(
         differing=_differing(lines),
         settings=list(_settings(lines)),
         plots=as_script({panel.key: panel.plot for section in sections for panel in section.panels}),
+        data=as_script(provenance.data(lines, __version__)),
         css=_file("page.css"),
         js=_file("page.js"),
         plotly=get_plotlyjs(),
     )
+
+
+def _shown(value: Any) -> Any:
+    """What the page shows of a value; what is marked as safe is of another type than text."""
+    return printable(value) if type(value) is str else value
 
 
 def as_script(values: Any) -> str:
@@ -139,11 +162,12 @@ def _title(lines: Sequence[Line]) -> str:
 
 
 def _subtitle(lines: Sequence[Line]) -> str:
-    clients, rounds, epochs = (_shared(lines, key) for key in ("clients", "rounds", "epochs"))
+    clients, rounds, epochs, steps = (_shared(lines, key) for key in ("clients", "rounds", "epochs", "steps"))
+    length = count(steps, "step") if steps else count(epochs, "epoch") if epochs else ""
     parts = [
         f"{clients} clients" if clients else "",
         _spread(lines),
-        f"{count(rounds, 'round')} of {count(epochs, 'epoch')}" if rounds and epochs else "",
+        f"{count(rounds, 'round')} of {length}" if rounds and length else "",
         f"model {_shared(lines, 'model')}" if _shared(lines, "model") else "",
     ]
     return " · ".join(filter(None, parts))
@@ -185,8 +209,23 @@ def _results_lead(lines: Sequence[Line]) -> str:
     return (
         f"Accuracy in %, {over}; the best of a column is bold, – is a model that the method does not have. "
         "“Best” is chosen on the test examples themselves: quote “last”. “Worst tenth” is the mean over the 10 % of "
-        "clients with the lowest accuracy, “minority” counts only examples of classes that are rare on their client."
+        "clients with the lowest accuracy, “minority” counts only examples of classes that are rare on their client, "
+        f"“balanced” is the mean of the classes’ recalls.{_about_two_classes(lines)}"
     )
+
+
+def _about_two_classes(lines: Sequence[Line]) -> str:
+    if not any(_curves(lines, measure) for measure in measures.RANKED):
+        return ""
+    return (
+        f" F1, AUPRC and “sensitivity” are of the class {_positive(lines)}; “sensitivity” is the highest at a "
+        "specificity of at least 95 %, “macro F1” the mean of both classes’ F1."
+    )
+
+
+def _positive(lines: Sequence[Line]) -> str:
+    runs = (run for line in lines for run in line.runs if len(run.classes) == 2)
+    return listed([*dict.fromkeys(measures.positive_class(run) for run in runs)] or ["that is named second"])
 
 
 def _results(lines: Sequence[Line]) -> dict[str, Any]:
@@ -199,6 +238,12 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
             ("best", f"{model}/accuracy", measures.best),
             ("worst tenth", f"{prefix}accuracy_worst10", measures.last),
             ("minority", f"{model}/minority_accuracy", measures.last),
+            ("balanced", f"{model}/balanced_accuracy", measures.last),
+            ("AUROC", f"{model}/auroc", measures.last),
+            ("AUPRC", f"{model}/auprc", measures.last),
+            ("sensitivity", f"{model}/sensitivity_at_specificity_95", measures.last),
+            ("F1", f"{model}/f1", measures.last),
+            ("macro F1", model, measures.macro_f1),
         ):
             cells = [pick(line, key) for line in lines]
             if any(cell.mean is not None for cell in cells):
@@ -248,62 +293,141 @@ def _without(lines: Sequence[Line], having: Sequence[int], what: str) -> list[st
 
 
 def _accuracy(lines: Sequence[Line]) -> Section | Absent:
-    panels, remarks = [], []
-    for model in MODEL_TYPES:
-        curves = measures.curves(lines, model)
-        if curves:
-            panels.append(Panel(f"accuracy-{model}", MODELS[model], plots.accuracy(lines, curves), TEST_SETS[model]))
-            remarks += _without(lines, [c.line for c in curves], f"no {MODELS[model].lower()}")
-    if not panels:
+    panels: list[Panel] = []
+    remarks: list[str] = []
+    by_model = _curves(lines)
+    if not by_model:
         return Absent("Accuracy over rounds: no run has been evaluated yet.")
+    many = _are_many(by_model)
+    panels += _over_rounds(lines, by_model, TEST_SETS)
+    for model, curves in by_model.items():
+        remarks += _without(lines, [c.line for c in curves], f"no {MODELS[model].lower()}")
     single = all(len(line.runs) == 1 for line in lines)
-    band = "One seed each, so there is no band." if single else "The band is one standard deviation over seeds."
-    return Section("accuracy", "Accuracy", band, panels, legend="lines", remarks=remarks)
+    lead = "One seed each, so there is no band." if single else "The band is one standard deviation over seeds."
+    if many:
+        lead += " Grey: from the lowest to the highest method. All plots have the same axes."
+    trained = dict.fromkeys(lines[c.line].name for curves in by_model.values() for c in curves if c.post.any())
+    if trained:
+        lead += f" ◇ is the post-training stage: {listed(list(trained))}."
+    layout, legend = ("multiples", "") if many else ("", "lines")
+    return Section("accuracy", "Accuracy", lead, panels, layout, legend, remarks)
+
+
+def _curves(lines: Sequence[Line], measure: str = measures.ACCURACY) -> dict[str, list[Curve]]:
+    return {model: curves for model in MODEL_TYPES if (curves := measures.curves(lines, model, measure))}
+
+
+def _are_many(by_model: Mapping[str, Sequence[Curve]]) -> bool:
+    """Whether there are too many for one plot."""
+    return any(len(curves) > MANY for curves in by_model.values())
+
+
+def _over_rounds(
+    lines: Sequence[Line], by_model: Mapping[str, Sequence[Curve]], measured_on: Mapping[str, str]
+) -> Iterator[Panel]:
+    """A plot for each type of model, or with many methods one for each method; all have the same axes."""
+    together, alone = [curve for curves in by_model.values() for curve in curves], _are_many(by_model)
+    for model, curves in by_model.items():
+        key = f"{curves[0].measure.lower()}-{model}"
+        if not alone:
+            plot = plots.accuracy(lines, curves, together)
+            yield Panel(key, MODELS[model], plot, measured_on[model], numbers=_ends(lines, curves))
+            continue
+        heading = f"{MODELS[model]}, {measured_on[model]}"
+        for curve in curves:
+            plot = plots.one_of_many(lines, curve, curves, together)
+            about = f"last {100 * curve.mean[-1]:.2f} %"
+            above = heading if curve is curves[0] else ""
+            yield Panel(f"{key}-{curve.line}", lines[curve.line].name, plot, about, above)
+
+
+def _ranking(lines: Sequence[Line]) -> Section | Absent | None:
+    """With more than two classes nothing is missing."""
+    panels: list[Panel] = []
+    by_measure = {measure: by_model for measure in measures.RANKED if (by_model := _curves(lines, measure))}
+    for measure, by_model in by_measure.items():
+        measured_on = {model: f"{measure}{where}" for model, where in RANKED_SETS.items()}
+        panels += _over_rounds(lines, by_model, measured_on)
+    if not panels:
+        two = any(len(run.classes) == 2 for line in lines for run in line.runs)
+        return Absent("AUROC and AUPRC: no run recorded them.") if two else None
+    many = any(_are_many(by_model) for by_model in by_measure.values())
+    lead = (
+        "AUROC is the probability that an example of the positive class has a higher score than one of the other; 50 % "
+        "is chance. AUPRC is the mean precision over all thresholds; chance is the share of the positive class, "
+        f"{_positive(lines)}. For personal models both are the mean over the clients that have test examples of both "
+        "classes, weighted by their number of examples."
+    )
+    remarks = [
+        f"{MODELS[PERSONAL]}: {both} of {everyone} clients have test examples of both classes."
+        for both, everyone in measures.with_both_classes(lines, PERSONAL)
+    ]
+    layout, legend = ("multiples", "") if many else ("", "lines")
+    return Section("ranking", "AUROC and AUPRC", lead, panels, layout, legend, remarks)
+
+
+def _ends(lines: Sequence[Line], curves: Sequence[Curve]) -> str:
+    return ", ".join(f"{lines[c.line].name} ends at {100 * c.mean[-1]:.2f} %" for c in curves)
+
+
+def _recalls(lines: Sequence[Line]) -> Section | Absent:
+    panels = []
+    for model in MODEL_TYPES:
+        recalls = measures.recalls(lines, model)
+        if recalls and len(lines[0].first.classes) <= MAX_CLASSES:
+            plot = plots.recall(lines, recalls, lines[0].first.classes)
+            panels.append(Panel(f"recall-{model}", MODELS[model], plot, TEST_SETS[model]))
+    if not panels:
+        why = f"no run recorded it, the runs have different classes, or more than {MAX_CLASSES}"
+        return Absent(f"Recall of each class: {why}.")
+    lead = "The recall of each class after the last round, in %: the share of its examples that are recognised."
+    return Section("classes", "Classes", lead, panels, "wide" if len(lines[0].first.classes) > 12 else "")
 
 
 def _clients(lines: Sequence[Line]) -> Section | Absent:
-    panels, remarks = [], []
+    remarks = []
     comparable = measures.share_partitions(lines)
-    train_counts = {
-        (run.seed, client): int(count)
-        for line in lines
-        for run in line.runs
-        for client, count in enumerate(run.labels.sum(1))
-    }
     seeds = any(len(line.runs) > 1 for line in lines)
+    by_model = {model: clients for model in MODEL_TYPES if (clients := measures.clients(lines, model))}
+    lowest = min((float(each.accuracy.min()) for clients in by_model.values() for each in clients), default=0.0)
     boxes, cells = [], []
-    for model in MODEL_TYPES:
-        clients = measures.clients(lines, model)
-        if not clients:
-            continue
-        boxes.append(Panel(f"clients-{model}", MODELS[model], plots.distribution(lines, clients), "every client"))
+    for model, clients in by_model.items():
+        plot = plots.distribution(lines, clients, lowest)
+        boxes.append(Panel(f"clients-{model}", MODELS[model], plot, "every client"))
         worst = measures.worst(lines, model)
         if comparable and worst.who:
-            plot = plots.worst(lines, worst, seeds, train_counts)
-            about = "the clients with the lowest accuracy on average over the methods, accuracy in %"
-            cells.append(Panel(f"worst-{model}", MODELS[model], plot, about))
+            about = f"the {len(worst.who)} clients with the lowest accuracy on average over the methods, accuracy in %"
+            cells.append(Panel(f"worst-{model}", MODELS[model], plots.worst(lines, worst, seeds), about))
     panels = boxes + cells
     if not panels:
         return Absent("Clients: no run has been evaluated yet.")
     if not comparable:
         remarks.append("The worst clients side by side are left out: the runs do not share their partitions.")
     lead = (
-        "Accuracy on each client’s own test examples after the last round. A point is a client; a box is half of them."
+        "Accuracy on each client’s own test examples after the last round. A point is a client; a box is half of them. "
+        "Here and below, clients are in the order of their training examples, the most first."
     )
-    return Section("clients", "Clients", lead, panels, legend="lines", remarks=remarks)
+    return Section("clients", "Clients", lead, panels, "", "" if len(lines) > MANY else "lines", remarks)
 
 
 def _cost(lines: Sequence[Line]) -> Section | Absent:
-    panels, remarks = [], []
-    for model in MODEL_TYPES:
-        curves = measures.curves(lines, model)
-        if not curves:
-            continue
-        name = MODELS[model]
-        panels.append(Panel(f"time-{model}", name, plots.cost(lines, curves, "seconds"), "over training time"))
-        sending = [c for c in curves if c.sent[-1] > 0]
-        if sending:
-            panels.append(Panel(f"sent-{model}", name, plots.cost(lines, sending, "sent"), "over bytes sent"))
+    panels: list[Panel] = []
+    remarks: list[str] = []
+    by_model = _curves(lines)
+    together = [curve for curves in by_model.values() for curve in curves]
+    many = any(len(curves) > MANY for curves in by_model.values())
+    for model, curves in by_model.items():
+        for of, about in (("seconds", "over training time"), ("sent", "over bytes sent")):
+            shown = [c for c in curves if getattr(c, of)[-1] > 0]
+            if not shown:
+                continue
+            if many:
+                plot = plots.last_cost(lines, shown, of, together)
+                about = f"last accuracy {about}; those with names are beaten in both by no other"
+            else:
+                plot = plots.cost(lines, shown, of, together)
+            key = f"{'time' if of == 'seconds' else of}-{model}"
+            panels.append(Panel(key, MODELS[model], plot, about, numbers=_ends(lines, shown)))
         silent = [lines[c.line].name for c in curves if c.sent[-1] == 0]
         remark = f"{listed(silent)}: nothing is sent." if silent else ""
         remarks += [remark] if remark and remark not in remarks else []
@@ -351,7 +475,7 @@ def _cosines(lines: Sequence[Line]) -> Section | Absent:
     if not grids:
         return Absent("Cosines: no run records them, because no server makes a step.")
     panels = [
-        Panel(f"cosine-{grid.line}", lines[grid.line].name, plots.grid(grid, percent=False), _about_cosines(grid))
+        Panel(f"cosine-{grid.line}", lines[grid.line].name, plots.grid(_run(lines, grid), grid), _about_cosines(grid))
         for grid in grids
     ]
     lead = (
@@ -360,6 +484,10 @@ def _cosines(lines: Sequence[Line]) -> Section | Absent:
     )
     remarks = _without(lines, [grid.line for grid in grids], "the server makes no step")
     return Section("cosine", "Directions", lead, panels, "small", "cosine", remarks)
+
+
+def _run(lines: Sequence[Line], grid: Grid) -> Run:
+    return lines[grid.line].first
 
 
 def _about_cosines(grid: Grid) -> str:
@@ -379,18 +507,25 @@ def _bargain(lines: Sequence[Line]) -> Section | Absent:
     shares = measures.shares(lines)
     if not shares:
         return Absent("Bargaining weights: no run bargains (FedRANE does).")
+    highest = max(float(np.nanmax(grid.values)) for grid in shares)
     panels = [
-        Panel(f"weights-{grid.line}", lines[grid.line].name, plots.grid(grid, percent=True), "each client’s share")
+        Panel(
+            f"weights-{grid.line}",
+            lines[grid.line].name,
+            plots.grid(_run(lines, grid), grid, highest),
+            "each client’s share",
+        )
         for grid in shares
     ]
     residuals = measures.residuals(lines)
-    if residuals:
+    remarks = []
+    largest = max((float(each.values.max()) for each in residuals), default=math.nan)
+    if largest <= SOLVED:
+        remarks.append(f"The equilibrium is solved to rounding error: max |p ∘ Mp − w| is at most {largest:.0e}.")
+    elif residuals:
         panels.append(Panel("residual", "Residual", plots.residual(lines, residuals), "how far from the equilibrium"))
-    lead = (
-        "The weights of the clients’ steps in the server’s step, as shares of their sum, and the residual of the "
-        f"equilibrium that gave them. {_seed(lines)}"
-    )
-    return Section("bargain", "Bargaining", lead, panels)
+    lead = f"The weights of the clients’ steps in the server’s step, as shares of their sum. {_seed(lines)}"
+    return Section("bargain", "Bargaining", lead, panels, remarks=remarks)
 
 
 def _features(lines: Sequence[Line], embedded: Embedded) -> Section | Absent:
@@ -406,7 +541,7 @@ def _features(lines: Sequence[Line], embedded: Embedded) -> Section | Absent:
     examples = max(len(points.labels) for points in embedded.values() if isinstance(points, Points))
     lead = (
         f"t‑SNE of the inputs of the global model’s head, on the same {examples:,} examples of the official test set. "
-        f"A colour is a class. Distances between clusters mean nothing. {_seed(lines)}"
+        f"Colour and symbol are the class. Distances between clusters mean nothing. {_seed(lines)}"
     )
     legend = "classes" if _classes(lines) else ""
     return Section("features", "Features", lead, panels, "small", legend, reasons)
@@ -417,7 +552,8 @@ def _classes(lines: Sequence[Line]) -> list[dict[str, str]]:
     names = lines[0].first.classes
     if len(names) > MAX_CLASSES_IN_LEGEND or any(line.first.classes != names for line in lines):
         return []
-    return [{"name": name, "colour": ink} for name, ink in zip(names, class_colours(len(names)), strict=True)]
+    inks = class_colours(len(names))
+    return [{"name": name, "colour": inks[k], "symbol": symbol(k)} for k, name in enumerate(names)]
 
 
 def _partition(lines: Sequence[Line]) -> Section:
@@ -445,7 +581,7 @@ def _configuration_lead(lines: Sequence[Line]) -> str:
 
 def _differing(lines: Sequence[Line]) -> list[dict[str, Any]]:
     keys = differing([line.settings for line in lines])
-    return [{"key": key, "cells": [_value(line.settings.get(key, "–")) for line in lines]} for key in keys]
+    return [{"key": key, "cells": [in_words(line.settings.get(key, "–")) for line in lines]} for key in keys]
 
 
 def _settings(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
@@ -453,15 +589,9 @@ def _settings(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
     different = set(differing([line.settings for line in lines]))
     common = set.intersection(*(set(line.settings) for line in lines)) - different
     for line in lines:
-        specific = [(key, _value(v)) for key, v in line.settings.items() if key not in common | different]
+        specific = [(key, in_words(v)) for key, v in line.settings.items() if key not in common | different]
         if specific:
             yield {"title": f"Fields of {line.name}", "pairs": specific, "open": False}
-    same = [(key, _value(value)) for key, value in lines[0].settings.items() if key in common]
+    same = [(key, in_words(value)) for key, value in lines[0].settings.items() if key in common]
     title = "The same in all runs" if len(lines) > 1 else "Settings"
     yield {"title": title, "pairs": same, "open": len(lines) == 1}
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if value != "" else "–"

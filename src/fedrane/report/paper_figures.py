@@ -1,4 +1,4 @@
-"""The paper's figures, from plain numbers, as PNG and SVG: heat maps, scatter plots, curves and pairs."""
+"""The paper's figures, from plain numbers, as PNG, SVG and PDF: heat maps, scatter plots, curves and pairs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Pair(NamedTuple):
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write PNG and SVG; in SVG, text stays text."""
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
+    """Write PNG, SVG and PDF; in SVG, text stays text."""
+    paths = [stem.with_name(stem.name + suffix) for suffix in partition_plot.SUFFIXES]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": stem.name}):
         for path in paths:
             partition_plot.save(figure, path)

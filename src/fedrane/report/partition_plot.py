@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -16,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from fedrane.data.partition import Partition
-from fedrane.errors import DataError, nearest
+from fedrane.errors import DataError, nearest, printable
 from fedrane.system.files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -38,13 +39,18 @@ def draw(
 
 
 def draw_counts(
-    counts: NDArray[np.int64], class_names: Sequence[str], path: str | os.PathLike[str], title: str = ""
+    counts: NDArray[np.int64],
+    class_names: Sequence[str],
+    path: str | os.PathLike[str],
+    title: str = "",
+    order: Sequence[int] = (),
 ) -> None:
-    """The same from (clients, classes) counts."""
+    """The same from (clients, classes) counts; the clients in this order, if one is given."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"plot {path.name}", "plots are PNG, SVG or PDF files", nearest(path.suffix, SUFFIXES))
     clients, classes = counts.shape
+    counts = counts[list(order)] if order else counts
     bubbles = clients <= _MAX_BUBBLES[0] and classes <= _MAX_BUBBLES[1]
     # Inches: cells shrink as they get many, within a page; the rest is for names, sizes and the scale.
     width, height = min(0.5 * clients, 13.0), min((0.45 if bubbles else 0.25) * classes, 11.0)
@@ -57,7 +63,7 @@ def draw_counts(
     scale = figure.add_subplot(grid[1, 1])
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)
-    _name_axes(cells, bars, clients, class_names, height / classes)
+    _name_axes(cells, bars, order or range(clients), class_names, height / classes)
     bars.bar(np.arange(clients), counts.sum(1), width=0.7 if clients <= _MAX_NAMED else 1.0, color=_GREY)
     (_bubbles if bubbles else _shades)(figure, cells, scale, counts)
     save(figure, path)
@@ -66,19 +72,21 @@ def draw_counts(
 def save(figure: Figure, path: Path) -> None:
     """Save without the date, so that the same numbers give the same file."""
     suffix, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
-    figure.savefig(drawn, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+    dated = {"svg": "Date", "pdf": "CreationDate"}
+    with mpl.rc_context({"pdf.fonttype": 42}):  # TrueType fonts: journals refuse those of type 3
+        figure.savefig(drawn, format=suffix, metadata={dated[suffix]: None} if suffix in dated else None)
     write_atomically(path, drawn.getvalue())
 
 
-def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str], cell: float) -> None:
+def _name_axes(cells: Axes, bars: Axes, names: Sequence[int], class_names: Sequence[str], cell: float) -> None:
     """Label clients and classes, each of them where there is room; ``cell`` is the height of a class in inches."""
-    cells.set(xlim=(-0.5, clients - 0.5), ylim=(len(class_names) - 0.5, -0.5), xlabel="Client")
-    if clients <= _MAX_NAMED:
-        cells.set_xticks(range(clients))
-    else:
-        cells.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+    clients = len(names)
+    cells.set(xlim=(-0.5, clients - 0.5), ylim=(len(class_names) - 0.5, -0.5), xlabel="Client", ylabel="Class")
+    every = 1 if clients <= _MAX_NAMED else math.ceil(clients / 20)
+    cells.set_xticks(range(0, clients, every), [str(name) for name in names[::every]])
     step = math.ceil(0.1 / cell)  # the smallest text is a tenth of an inch high
-    shown = [name if len(name) <= 20 else name[:19] + "…" for name in class_names[::step]]
+    names_shown = [printable(name) for name in class_names[::step]]
+    shown = [name if len(name) <= 20 else name[:19] + "…" for name in names_shown]
     size = min(9.0, 0.75 * 72 * cell * step)
     cells.set_yticks(range(0, len(class_names), step), shown, fontsize=size, parse_math=False)
     cells.tick_params(axis="x", labelsize=7 if 30 < clients <= _MAX_NAMED else 8)
@@ -86,7 +94,7 @@ def _name_axes(cells: Axes, bars: Axes, clients: int, class_names: Sequence[str]
     bars.tick_params(axis="y", labelsize=8)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    bars.set_ylabel("Examples", fontsize=9)
+    bars.set_ylabel("Training\nexamples", fontsize=9)
     bars.spines[["top", "right"]].set_visible(False)
 
 

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from fedrane.config.settings import NAME, dotted
 from fedrane.engines import DEPLOYED
 from fedrane.engines.evaluation import Metrics
-from fedrane.errors import CheckpointError
+from fedrane.errors import CheckpointError, Diverged, printable
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
-from fedrane.training.run_folder import CONFIG, METADATA, Folder
+from fedrane.report.style import title
+from fedrane.training import sessions
+from fedrane.training.records import problem
+from fedrane.training.run_folder import CONFIG, METADATA, METRICS, SESSIONS, Folder, read_order
 
-DEPTH = 3
-"""How deep below a folder runs are looked for: a comparison has METHOD/seed-0."""
+OF_RUNS = (METADATA, METRICS, SESSIONS)
+"""Other programs may have a ``config.toml`` too; a run has one of these beside it."""
 UNCOUNTED = ELSEWHERE | {"seed"}
 """Settings that do not make two experiments different; an engine whose clients are other machines does."""
 
@@ -40,6 +43,8 @@ class Run:
     """Why its result may differ from that of its settings."""
     label: str = ""
     """What a comparison called it, if not by its method."""
+    sessions: tuple[sessions.Entry, ...] = ()
+    """When, where and by which versions it was trained; none in a folder of an earlier version."""
 
     @property
     def knows_classes(self) -> bool:
@@ -53,6 +58,17 @@ class Run:
     @property
     def rounds(self) -> int:
         return int(self.settings["rounds"])
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Training examples of each client."""
+        counts: NDArray[np.int64] = self.labels.sum(1)
+        return counts
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The clients as plots show them: the one with the most training examples first."""
+        return np.argsort(-self.counts, kind="stable")
 
     @property
     def experiment(self) -> dict[str, Any]:
@@ -78,7 +94,7 @@ class Line:
 
 def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of these run folders, or of folders that contain them, and notes on the runs."""
-    folders = {folder.path.resolve(): folder for path in paths for folder in _folders(Path(path))}
+    folders = {folder.path.resolve(): folder for path in paths for folder in folders_in(Path(path))}
     notes: list[str] = []
     kept: list[Run] = []
     for folder in folders.values():
@@ -97,15 +113,23 @@ def gather(paths: Iterable[str | Path]) -> tuple[list[Line], list[str]]:
     return list(_lines(kept, notes)), notes
 
 
-def _folders(path: Path) -> list[Folder]:
+def folders_in(path: Path) -> list[Folder]:
+    """The run folder of this path, or those in it."""
     if Folder(path).holds_run():
         return [Folder(path)]
-    levels = (path.glob("*/" * depth + CONFIG) for depth in range(1, DEPTH + 1))
-    below = [Folder(config.parent) for level in levels for config in sorted(level)]
+    found = [config for config in path.rglob(CONFIG) if any((config.parent / name).exists() for name in OF_RUNS)]
+    below = [Folder(config.parent) for config in sorted(found, key=lambda config: (len(config.parts), _place(config)))]
     if not below:
         what = f"neither it nor a folder in it has a {CONFIG}" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"{path} holds no run", what, "Name what 'fedrane run' or 'fedrane compare' has written")
     return below
+
+
+def _place(config: Path) -> tuple[Path, int, Path]:
+    """Runs of a comparison have the order in which their methods were named, others that of their paths."""
+    method = config.parent.parent
+    order = read_order(method.parent)
+    return method.parent, order.index(method.name) if method.name in order else len(order), config
 
 
 def read(folder: Folder) -> Run:
@@ -117,12 +141,19 @@ def read(folder: Folder) -> Run:
     settings |= {key: value for key, value in defaults(settings[NAME]).items() if key not in settings}
     history = folder.read_metrics()
     metadata = folder.read_metadata()
-    classes, labels = tuple(map(str, metadata["inputs"]["classes"])), np.array(metadata["labels"], dtype=np.int64)
+    classes = tuple(printable(str(name)) for name in metadata["inputs"]["classes"])
+    labels = np.array(metadata["labels"], dtype=np.int64)
     columns = {len(classes), 1} if _deployed(settings.get("engine")) else {len(classes)}
     if labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / METADATA}: labels of shape {labels.shape} for {len(classes)} classes")
+    for record in history:
+        if why := problem(record, len(labels)):
+            raise CheckpointError(f"{folder.path / METRICS}: round {record['round']} {why}")
     deviations = tuple(metadata.get("deviations", ()))
-    return Run(folder.path, settings, history, folder.finished, classes, labels, deviations, folder.label)
+    entries = tuple(sessions.read(folder))
+    shown = {key: printable(value) if isinstance(value, str) else value for key, value in settings.items()}
+    label = printable(folder.label)
+    return Run(folder.path, shown, history, folder.finished, classes, labels, deviations, label, entries)
 
 
 def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
@@ -138,18 +169,20 @@ def _lines(runs: Sequence[Run], notes: list[str]) -> Iterator[Line]:
     for group, name in zip(groups, names([r.settings for r in first], [r.label for r in first]), strict=True):
         finished = [run for run in group if run.finished]
         for run in (run for run in group if not run.finished):
-            done = f"{run.path} is unfinished: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
+            outcome = run.sessions[-1].get("outcome") or "" if run.sessions else ""
+            ended = "diverged" if outcome.startswith(Diverged.__name__) else "is unfinished"
+            done = f"{run.path} {ended}: {run.history[-1]['round']} of {run.settings['rounds']} rounds"
             notes.append(f"{done}; it is left out, because others are finished." if finished else f"{done}.")
         yield Line(name, tuple(sorted(finished or group, key=lambda run: run.seed)))
 
 
 def names(experiments: Sequence[Mapping[str, Any]], labels: Sequence[str] = ()) -> list[str]:
-    """Each one's label, or its method, with what differs from others of that name.
+    """Each one's label, or its method's title, with what differs from others of that name.
 
     >>> names([{"method.name": "fedavg", "lr": 0.1}, {"method.name": "fedavg", "lr": 0.5}, {"method.name": "local"}])
-    ['fedavg (lr=0.1)', 'fedavg (lr=0.5)', 'local']
+    ['FedAvg (lr=0.1)', 'FedAvg (lr=0.5)', 'Local']
     """
-    plain = [str(settings[NAME]).rpartition(":")[2] for settings in experiments]
+    plain = [title(str(settings[NAME])) for settings in experiments]
     labelled = [label or name for label, name in zip(labels or plain, plain, strict=True)]
     made = []
     for name, settings in zip(labelled, experiments, strict=True):
@@ -174,3 +207,10 @@ def differing(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
     every = ((key, value) for settings in experiments for key, value in settings.items())
     keys = dict.fromkeys(key for key, value in every if _counts(key, value))
     return [key for key in keys if len({str(settings[key]) for settings in experiments if key in settings}) > 1]
+
+
+def in_words(value: Any) -> str:
+    """A setting's value as it is written on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if value != "" else "–"

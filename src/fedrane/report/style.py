@@ -1,4 +1,4 @@
-"""Colours, and how numbers and names are written: on the page, in figures and in the terminal."""
+"""Colours, and how numbers and names are written on the page and in figures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,59 @@ import colorsys
 import math
 from collections.abc import Sequence
 
-from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.engines.evaluation import Metrics
-
-# Mid-tones that are visible on white and on a dark page; neighbours differ in hue and in lightness.
 COLOURS = (
-    "#2f7dc0", "#d9622b", "#1f9d78", "#a552c4", "#c9405f", "#8b7d16",
-    "#2a9bb8", "#6c6fd8", "#a8643a", "#6f8a2b", "#d26aa5", "#77838f",
+    "#1266b5", "#f04c05", "#2e9769", "#a23678", "#e5a113", "#8aaef9", "#bd190c", "#0fc4aa", "#0545ff", "#3e94bf",
 )  # fmt: skip
+"""Visible on white and on a dark page. Any two differ, also for readers who see no red or no green."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+"""Plotly's names for markers."""
+MANY = 6
+"""More lines than this do not share one plot."""
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+TITLES = {
+    "fedavg": "FedAvg",
+    "local": "Local",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "moon": "MOON",
+    "fedlc": "FedLC",
+    "fedntd": "FedNTD",
+    "fedsam": "FedSAM",
+    "feddecorr": "FedDecorr",
+    "fednova": "FedNova",
+    "fedavgm": "FedAvgM",
+    "fedadagrad": "FedAdagrad",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "median": "Median",
+    "trimmed-mean": "Trimmed mean",
+    "krum": "Krum",
+    "multi-krum": "Multi-Krum",
+    "rfa": "RFA",
+    "q-ffl": "q-FFL",
+    "afl": "AFL",
+    "fedmgda": "FedMGDA+",
+    "fedfv": "FedFV",
+    "fedmtl": "FedMTL",
+    "fedper": "FedPer",
+    "lg-fedavg": "LG-FedAvg",
+    "apfl": "APFL",
+    "fedrep": "FedRep",
+    "fedbn": "FedBN",
+    "pfedme": "pFedMe",
+    "ditto": "Ditto",
+    "apple": "APPLE",
+    "fedrod": "Fed-RoD",
+    "fedbabu": "FedBABU",
+    "fedproto": "FedProto",
+    "fedala": "FedALA",
+    "spherefed": "SphereFed",
+    "fedrane": "FedRANE",
+    "fedrane-wo-lra": "FedRANE w/o LRA",
+    "fedrane-wo-gne": "FedRANE w/o GNE",
+}
+"""The methods as their papers write them."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 # For papers; on the page the two scales are the style sheet's, which has the same for light and others for dark.
 SEQUENTIAL = ("#eef4f9", "#9cc3df", "#3f7fb0", "#12395c")
@@ -28,6 +72,20 @@ def colour(line: int) -> str:
 def dash(line: int) -> str:
     """Another dash each time the colours start over."""
     return DASHES[line // len(COLOURS) % len(DASHES)]
+
+
+def symbol(number: int) -> str:
+    """Another one each time the colours start over, so that no two of fifty have the same colour and symbol."""
+    return SYMBOLS[(number + number // len(COLOURS)) % len(SYMBOLS)]
+
+
+def title(method: str) -> str:
+    """A method's name for readers; a user's is named by its class.
+
+    >>> title("fedrod"), title("/home/me/prox.py:Prox")
+    ('Fed-RoD', 'Prox')
+    """
+    return TITLES.get(method, method.rpartition(":")[2])
 
 
 def class_colours(classes: int) -> list[str]:
@@ -93,35 +151,3 @@ def listed(names: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def describe_round(record: Metrics) -> str:
-    parts = [
-        f"{model} {percent(record[f'{model}/accuracy'])}"
-        for model in (GLOBAL, PERSONAL)
-        if f"{model}/accuracy" in record
-    ]
-    if record.get("train/loss") is not None:
-        parts.append(f"loss {record['train/loss']:.4f}")
-    parts.append(speed(record))
-    if record["lost"]:
-        parts.append(f"{len(record['lost'])} lost")
-    return "  ".join(parts)
-
-
-def speed(record: Metrics) -> str:
-    return f"{record['samples_per_second']:,.0f} samples/s" if record["cohort"] else "no client replied"

@@ -17,11 +17,12 @@ from typing import Any
 
 from fedrane.config.settings import Settings
 from fedrane.experiment import Experiment
+from fedrane.ops.sgd import Schedule
 from fedrane.reproduce.records import device_name
 from fedrane.reproduce.results import DONE, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import Cell
-from fedrane.run import run
+from fedrane.runner import run
 from fedrane.system.files import write_atomically
 from fedrane.training.result import Result
 from fedrane.training.setup import as_dataset, pick_device
@@ -41,12 +42,12 @@ class Speed:
     evaluation: float
     around: float
     examples: float
-    """Training examples of a round, for each epoch of the experiment."""
+    """Training examples of a round, for each epoch of the experiment or each of its steps."""
 
     def seconds(self, experiment: Experiment, done: int = 0) -> float:
         """The time of a cell, without its first ``done`` rounds."""
         rounds = experiment.rounds + len(experiment.algorithm.post_training()) - done
-        trained = rounds * experiment.participation * experiment.epochs * self.examples
+        trained = rounds * experiment.participation * (experiment.steps or experiment.epochs) * self.examples
         return self.around + trained * self.per_example + rounds / experiment.eval_every * self.evaluation
 
 
@@ -91,22 +92,26 @@ class Speeds:
 
 def measure(experiment: Experiment) -> Speed:
     """Measure a few short rounds. What they take beyond the fastest one is start-up."""
-    reduced = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0)
+    reduced = experiment.replace(rounds=ROUNDS, eval_every=1, checkpoint_every=1, seed=0, schedule=Schedule())
     if pick_device(experiment.device).type == "cpu":
         reduced = _with_fewer_examples(reduced)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(reduced, Path(folder) / "run")
+        result = run(reduced, Path(folder) / "run", progress=False)
     wall = time.perf_counter() - began
     return _of_rounds(result, wall)
 
 
 def _with_fewer_examples(experiment: Experiment) -> Experiment:
-    """With fewer clients and epochs, so that a round has at most ``MAX_EXAMPLES``."""
+    """With fewer clients and epochs or steps, so that a round has at most ``MAX_EXAMPLES``."""
     examples = len(as_dataset(experiment, None).y) * (1 - experiment.partition.test)
-    if examples * experiment.epochs <= MAX_EXAMPLES:
+    if experiment.steps:
+        examples = float(experiment.clients * experiment.batch)
+    if examples * (experiment.steps or experiment.epochs) <= MAX_EXAMPLES:
         return experiment
     share = min(1.0, max(MAX_EXAMPLES / examples, 1 / experiment.clients))
+    if experiment.steps:
+        return experiment.replace(steps=max(1, int(MAX_EXAMPLES / (share * examples))), participation=share)
     return experiment.replace(epochs=1, participation=share)
 
 
@@ -116,13 +121,14 @@ def _of_rounds(result: Result, wall: float) -> Speed:
     evaluation = min(r["eval_seconds"] for r in result.history[:ROUNDS])
     inside = ROUNDS * (steady["seconds"] + evaluation)
     rest = sum(r["seconds"] + r["eval_seconds"] for r in result.history[ROUNDS:])  # of post-training
-    examples = sum(len(part) for part in result.federation.split.train)
-    passes = e.algorithm.local_epochs(e.epochs) / e.epochs
-    return Speed(per_example, evaluation, max(wall - inside - rest, 0.0), passes * examples)
+    clients = range(result.federation.population)
+    examples = result.federation.examples_trained(clients, e.algorithm.local_epochs(e.length))
+    return Speed(per_example, evaluation, max(wall - inside - rest, 0.0), examples / (e.steps or e.epochs))
 
 
 def _like(settings: Settings, device: str, engine: str) -> str:
-    return json.dumps([*(settings.get(key) for key in LIKE), device, engine])
+    counted = ["steps"] if settings.get("steps") else []
+    return json.dumps([*(settings.get(key) for key in LIKE), device, engine, *counted])
 
 
 def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
@@ -148,8 +154,13 @@ def _median(group: list[Record]) -> Speed:
         over(lambda r: (r["train_seconds"] - warmup(r)) / r["rows"]),
         over(lambda r: r["eval_seconds"] / max(r["evaluations"], 1)),
         statistics.median(around) if around else 0.0,
-        over(lambda r: r["rows"] / r["rounds"] / r["settings"]["epochs"] / r["settings"]["participation"]),
+        over(lambda r: r["rows"] / r["rounds"] / _length(r["settings"]) / r["settings"]["participation"]),
     )
+
+
+def _length(settings: Settings) -> float:
+    """Of a round, in steps or epochs; records made before there were steps have epochs only."""
+    return float(settings.get("steps") or settings["epochs"])
 
 
 def _measured_before(path: Path) -> dict[str, Speed | None]:

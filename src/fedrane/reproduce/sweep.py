@@ -6,8 +6,8 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from fedrane.experiment import Experiment
 from fedrane.reproduce import records
 from fedrane.reproduce.results import DONE, FAILED, Record, ResultStore, lock
 from fedrane.reproduce.targets import Cell
-from fedrane.run import resume, run
+from fedrane.runner import resume, run
 from fedrane.system.files import clear_errors
 from fedrane.training import user_code
 from fedrane.training.callbacks import Callback
@@ -27,7 +27,7 @@ from fedrane.training.run_folder import Folder
 from fedrane.training.setup import as_dataset, pick_device
 
 WAITING, UNKNOWN, ABSENT, ELSEWHERE = "waiting", "unknown", "absent", "elsewhere"
-Watch = Callable[[Cell], AbstractContextManager[Sequence[Callback]]]
+Watch = Callable[[Cell], Sequence[Callback]]
 Source = Callable[[Cell], Dataset | None]
 
 
@@ -87,7 +87,7 @@ class Sweep:
 
     def go(
         self,
-        watch: Watch = lambda cell: nullcontext(()),
+        watch: Watch = lambda cell: (),
         stop: Callable[[], bool] = lambda: False,
         log: Callable[[Cell, int, int], None] = lambda cell, number, total: None,
     ) -> bool:
@@ -123,8 +123,7 @@ class Sweep:
                 return record
             began = time.perf_counter()
             fresh = not self.folder(cell).holds_run()
-            with watch(cell) as callbacks:
-                result = self._run(cell, experiment, callbacks, stop)
+            result = self._run(cell, experiment, watch(cell), stop)
             wall = time.perf_counter() - began if fresh else None
             if not result.finished:
                 return None
@@ -147,8 +146,10 @@ class Sweep:
         if folder.holds_run():
             dataset = dataset or as_dataset(experiment, None)  # the data may have moved since
             user_code.remember(experiment)
-            return resume(folder.path, dataset=dataset, callbacks=callbacks, stop=stop, calibrate=False)
-        return run(experiment, folder.path, dataset=dataset, callbacks=callbacks, stop=stop, calibrate=False)
+            go = partial(resume, folder.path)
+        else:
+            go = partial(run, experiment, folder.path)
+        return go(dataset=dataset, callbacks=callbacks, stop=stop, calibrate=False, progress=False)
 
     def _from_folder(self, cell: Cell) -> Record | None:
         """If a record misses only what the metrics have, the cell need not be run again."""

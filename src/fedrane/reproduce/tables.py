@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.report.style import count
+from fedrane.report.tables import (
+    csv_text,
+    mark_best,
+    mark_latex,
+    mark_markdown,
+    mark_terminal,
+    markdown_table,
+    tex,
+)
 from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.targets import (
@@ -29,9 +34,9 @@ from fedrane.reproduce.targets import (
     in_paper,
     rows_of,
 )
+from fedrane.training.wording import count
 
 BEST, LAST = "best", "last"
-BOLD, UNDERLINE = "bold", "underline"
 NO_MODEL = "–"
 
 
@@ -189,22 +194,6 @@ class ResultTable:
         return f"{unit}{mean}, {self.extent}{beside}{marks}"
 
 
-def mark_best(means: Mapping[str, float | None], rivals: set[str]) -> dict[str, str]:
-    """Bold for the best, underlined for the best of the rivals that are not bold.
-
-    >>> mark_best({"fedavg": 0.8, "moon": 0.9, "fedrane": 0.95}, {"fedavg", "moon"})
-    {'fedrane': 'bold', 'moon': 'underline'}
-    """
-    known = {name: mean for name, mean in means.items() if mean is not None}
-    if len(known) < 2:
-        return {}
-    best = max(known.values(), default=math.nan)
-    marks = {name: BOLD for name, mean in known.items() if mean == best}
-    left = {name: mean for name, mean in known.items() if name in rivals and name not in marks}
-    second = max(left.values(), default=math.nan)
-    return marks | {name: UNDERLINE for name, mean in left.items() if mean == second}
-
-
 # ---- from results
 
 
@@ -282,33 +271,23 @@ def _lines(table: ResultTable, conditions: Sequence[Condition], mark: Callable[[
 
 def terminal(table: ResultTable) -> Iterator[Table]:
     """One table for each dataset."""
-
-    def mark(text: str, how: str) -> str:
-        return f"[{how}]{escape(text)}[/]" if how else escape(text)
-
     for dataset, conditions in table.groups():
         grid = Table(title=escape(dataset), title_justify="left", box=box.SIMPLE_HEAD)
         for index, head in enumerate(_columns(table, conditions)):
             grid.add_column(head, justify="right" if index else "left", no_wrap=True)
-        for line in _lines(table, conditions, mark):
+        for line in _lines(table, conditions, mark_terminal):
             grid.add_row(escape(line[0]), *line[1:])
         yield grid
 
 
 def markdown(made: Sequence[ResultTable]) -> str:
     """All tables of a target, one below the other."""
-
-    def mark(text: str, how: str) -> str:
-        return {BOLD: f"**{text}**", UNDERLINE: f"<u>{text}</u>"}.get(how, text)
-
     parts = [f"# {made[0].target.title}\n"]
     for table in made:
         parts.append(f"## {table.how.title}" + (f", {table.which} round" if table.how.percent else "") + "\n")
         for dataset, conditions in table.groups():
-            heads = _columns(table, conditions)
-            lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *_lines(table, conditions, mark)]
-            body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-            parts.append(f"### {dataset}\n\n{body}\n")
+            body = markdown_table(_columns(table, conditions), _lines(table, conditions, mark_markdown))
+            parts.append(f"### {dataset}\n\n{body}")
         parts.append(table.caption[0].upper() + table.caption[1:] + ".\n")
     if made[0].notes:
         parts.append("## What is missing\n\n" + "".join(f"- {note}\n" for note in made[0].notes))
@@ -319,10 +298,9 @@ def markdown(made: Sequence[ResultTable]) -> str:
 
 
 def as_csv(made: Sequence[ResultTable]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     heads = ["target", "measure", "round", "dataset", "alpha", "varies", "value", "method", "mean", "deviation"]
-    writer.writerow([*heads, "seeds", "wanted", "paper", "difference", "trouble"])
+    heads += ["seeds", "wanted", "paper", "difference", "trouble"]
+    lines: list[list[object]] = []
     for table in made:
         for condition in table.conditions:
             for row in table.rows:
@@ -331,8 +309,8 @@ def as_csv(made: Sequence[ResultTable]) -> str:
                 value = "" if condition.value is None else f"{condition.value:g}"
                 figures = [_plain(entry.mean), _plain(entry.deviation), entry.done, entry.wanted]
                 beside = [_plain(entry.paper), _plain(entry.difference), entry.trouble]
-                writer.writerow([*where, table.target.vary, value, row.name, *figures, *beside])
-    return stream.getvalue()
+                lines.append([*where, table.target.vary, value, row.name, *figures, *beside])
+    return csv_text(heads, lines)
 
 
 def _plain(value: float | None) -> str:
@@ -390,24 +368,11 @@ def _marked(table: ResultTable, row: Row, condition: Condition) -> str:
     entry = table.entry(row, condition)
     if entry.mean is None:
         return tex(table.ours(entry))
-    mark = {BOLD: "\\textbf", UNDERLINE: "\\underline"}.get(table.marks.get((row.name, condition), ""), "")
-    text = table.how.text(entry.mean)
+    text = mark_latex(table.how.text(entry.mean), table.marks.get((row.name, condition), ""))
     spread = "" if entry.deviation is None else f"{{\\scriptsize $\\pm$ {table.how.text(entry.deviation)}}}"
-    return (f"{mark}{{{text}}}" if mark else text) + spread + tex(table.missing_seeds(entry))
+    return text + spread + tex(table.missing_seeds(entry))
 
 
 def _beside(table: ResultTable, entry: Entry) -> str:
     paper, difference = table.theirs(entry)
     return f"{{\\scriptsize {paper}{f' (${difference}$)' if difference else ''}}}" if paper else ""
-
-
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$", "α": r"$\alpha$",
-    "λ": r"$\lambda$", "τ": r"$\tau$", "₁": "$_1$",
-}  # fmt: skip
-
-
-def tex(text: str) -> str:
-    """Plain text as LaTeX: its special characters, and the papers' Greek letters."""
-    return "".join(_TEX.get(character, character) for character in text).replace(r"$\lambda$\_CD", r"$\lambda_{CD}$")

@@ -13,8 +13,6 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,14 @@ from fedrane import engines, methods, models
 from fedrane.config import effects, sources
 from fedrane.config.settings import FIELD, WORD, Settings, addressed, canonical, flat, nested, parse
 from fedrane.data import catalogue
-from fedrane.errors import ConfigError, DataError, nearest
+from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import ELSEWHERE, KEYS, Experiment, defaults, read_toml
+from fedrane.report import style
+from fedrane.reproduce.names import ALL, COMMON, FOLDER, PAPER, known
 from fedrane.system import loading
+from fedrane.system.files import user_path
 from fedrane.training.setup import automatic_model
 
-FOLDER: Traversable = resources.files("fedrane") / "experiments"
-COMMON, PAPER = "common", "paper"
-ALL = "all"
 KINDS = ("table", "heat-map", "scatter", "curve", "pairs")
 OURS, COMPARISON, USERS = "ours", "comparison", "user"
 FIXED = ("method", "method.name", "dataset", "partition.alpha", "seed")
@@ -130,13 +128,6 @@ class Cell:
 # ---- the files
 
 
-def known() -> list[str]:
-    """The targets that ship with the package, in the order of the paper."""
-    order = ("table-gfl", "table-pfl", "cosine", "tsne", "clients", "epochs", "lambda-cd", "temperature", "minority")
-    shipped = {path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")}
-    return [*order, *sorted(shipped - {*order, COMMON, PAPER})]
-
-
 def targets(name: str) -> list[Target]:
     """The target of that name, all of them, or the one in a user's file."""
     if name.endswith(".toml"):
@@ -232,9 +223,9 @@ def row(name: str) -> Row:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         settings = {"method.name": name, **flat(values["settings"])}
         per_dataset = {key: flat(value) for key, value in values.get("datasets", {}).items()}
-        return Row(name, values["title"], values["group"], settings, per_dataset)
+        return Row(name, values.get("title", style.title(name)), values["group"], settings, per_dataset)
     methods.find(name)  # an unknown name is an error at once
-    title = f"{name.rpartition(':')[2]} (user's)" if loading.is_reference(name) else name
+    title = f"{style.title(name)} (user's)" if loading.is_reference(name) else style.title(name)
     return Row(name, title, USERS, {"method.name": loading.absolute(name)})
 
 
@@ -379,7 +370,7 @@ def _words(words: Iterable[str], rows: Sequence[Row]) -> dict[str, Settings]:
     labels = {row.name: str(row.settings["method.name"]) for row in rows}
     shared, per_row = addressed(given, labels, KEYS, row_names())
     if partitioned := [
-        f"{name}.{key}" for name, mine in per_row.items() for key in mine if key.startswith("partition.")
+        f"{name}.{key}" for name, mine in per_row.items() for key in mine if key.startswith(("partition.", "skew."))
     ]:
         raise ConfigError(partitioned[0], "all rows of a table are on the same partitions", "Set it for all of them")
     for key in (key for mine in (shared, *per_row.values()) for key in mine):
@@ -423,7 +414,7 @@ def key_of(settings: Mapping[str, Any]) -> str:
     complete = {**{key: value for key, value in defaults(name).items() if key not in ELSEWHERE}, **settings}
     if name in methods.METHODS:
         values = {key.removeprefix(FIELD): value for key, value in complete.items() if key.startswith(FIELD)}
-        for field in effects.unmet(methods.METHODS[name].cls.needs, values):
+        for field in effects.unmet(methods.METHODS[name].cls.needs, complete | values):
             del complete[FIELD + field]
     return hashlib.sha256(json.dumps(complete, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -432,7 +423,8 @@ def key_of(settings: Mapping[str, Any]) -> str:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    return {catalogue.DIGITS: (1, 8, 8), **{name: entry.shape for name, entry in catalogue.KNOWN.items()}}
+    embedded = {name: entry.shape for name, entry in catalogue.EMBEDDED.items()}
+    return embedded | {name: entry.shape for name, entry in catalogue.KNOWN.items()}
 
 
 def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
@@ -443,8 +435,8 @@ def absent(datasets: Iterable[str], root: str) -> dict[str, str]:
         if name in states:
             if not states[name].ready:
                 missing[name] = states[name].how
-        elif not Path(name).expanduser().exists():
-            raise DataError(f"no dataset, .npz file or folder is called {name!r}", "", nearest(name, catalogue.NAMES))
+        elif not user_path(name).exists():
+            raise catalogue.unknown(name)
     return missing
 
 

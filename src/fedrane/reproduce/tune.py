@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,18 +21,18 @@ import numpy as np
 from fedrane import methods
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Grid
 from fedrane.config import effects
-from fedrane.config.settings import FIELD, Settings, addressed, canonical, flat, nested, parse
+from fedrane.config.settings import FIELD, NAME, Layer, Settings, addressed, canonical, flat, nested, parse
+from fedrane.data import catalogue, streams
 from fedrane.data import partition as partitions
-from fedrane.data import streams
 from fedrane.data.dataset import Dataset
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import KEYS, Experiment
 from fedrane.reproduce.results import DONE, lock
 from fedrane.reproduce.sweep import Sweep
 from fedrane.reproduce.tables import BEST
-from fedrane.reproduce.targets import Cell, Condition, Selection, Target, cells, row
+from fedrane.reproduce.targets import Cell, Condition, Selection, Target, best_settings, cells, row
 from fedrane.system import loading
-from fedrane.system.files import as_toml, write_atomically
+from fedrane.system.files import as_toml, read_text, user_path, write_atomically
 from fedrane.training.setup import as_dataset, make_partition
 
 LRS = (0.01, 0.05, 0.1, 0.5)
@@ -49,6 +49,9 @@ class Trial:
     cells: Sequence[Cell]
     wanted: Sequence[Experiment]
     """The same experiments on all examples, test examples included."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,18 @@ def trials(method: str, condition: Condition, grid: Grid, selection: Selection, 
     return planned
 
 
+def describe(trials: Sequence[Trial]) -> str:
+    """How many trials there are, and of which values.
+
+    >>> one, two = (Trial({"lr": lr, "batch": 16}, [], []) for lr in (0.1, 0.5))
+    >>> describe([one, two])
+    '2 trials (lr 0.1, 0.5 × batch 16)'
+    """
+    tried = {key: dict.fromkeys(str(trial.values[key]) for trial in trials) for key in trials[0].values}
+    grid = " × ".join(f"{key} {', '.join(values)}" for key, values in tried.items())
+    return f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'} ({grid})"
+
+
 def _validating(cell: Cell, wanted: Experiment, validation: float) -> Cell:
     """The cell on the dataset of :func:`without_test`; the setting ``tune`` makes its record a different one."""
     settings = {**cell.settings, "tune": validation}
@@ -145,29 +160,21 @@ def _inner(validation: float) -> partitions.Partitioning:
 def without_test(dataset: Dataset, wanted: Experiment, validation: float) -> Dataset:
     """A dataset of the clients' training examples only; its test examples are those set aside for validation."""
     everything = make_partition(wanted, dataset)
-    kept = partitions.split(everything, wanted.seed, wanted.partition.test).train
+    kept = partitions.split(everything, wanted.seed, wanted.partition.test, ordered=bool(dataset.alphabet)).train
     owner = np.repeat(np.arange(len(kept), dtype=np.int64), [len(r) for r in kept])
     index = np.concatenate(kept)
     x, y = dataset.x[index], dataset.y[index]
     inner = partitions.partition(y, len(dataset.classes), 0, _inner(validation), wanted.seed, owner)
-    aside = np.concatenate(partitions.split(inner, wanted.seed, validation).test)
+    aside = np.concatenate(partitions.split(inner, wanted.seed, validation, ordered=bool(dataset.alphabet)).test)
     # Shuffled, as a test set is: with norm=batch a prediction depends on its batch, which one client must not fill.
     aside = aside[streams.permutation(len(aside), wanted.seed, "validation")]
-    return Dataset(
-        f"{dataset.name}, training examples",
-        x,
-        y,
-        x[aside],
-        y[aside],
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
-        owner,
-    )  # mean and std are the dataset's constants
+    name = f"{dataset.name}, training examples"
+    # Mean and deviation, and a table's form, are the dataset's.
+    return replace(dataset, name=name, x=x, y=y, x_test=x[aside], y_test=y[aside], client=owner)
 
 
 class TrialData:
-    """The datasets of trials: one for each seed and partition."""
+    """The datasets of trials: one for each seed, partition and way to read the data."""
 
     def __init__(self, trials: Sequence[Trial], validation: float) -> None:
         pairs = [pair for trial in trials for pair in zip(trial.cells, trial.wanted, strict=True)]
@@ -177,7 +184,8 @@ class TrialData:
 
     def __call__(self, cell: Cell) -> Dataset:
         wanted = self.wanted[cell.key]
-        same = (wanted.seed, wanted.clients, wanted.partition)
+        read = wanted.table_options, wanted.image_size, wanted.window
+        same = (wanted.seed, wanted.clients, wanted.partition, *read)
         if same not in self.made:
             self.made[same] = without_test(as_dataset(wanted, None), wanted, self.validation)
         return self.made[same]
@@ -212,23 +220,47 @@ def choose(sweep: Sweep, trials: Sequence[Trial], condition: Condition, measure:
 
 # ---- the file that reproduce reads
 
+ENTRY: Mapping[str, type] = {"method": str, "dataset": str, "alpha": float, "settings": dict}
+"""The form of an entry."""
+
 
 def read(path: Path) -> tuple[Mapping[str, Any], ...]:
     """The entries of the file."""
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("tuned", [])
-        if not entries:
+        entries = tomllib.loads(read_text(path)).get("tuned", [])
+        if not entries or not isinstance(entries, list):
             raise ValueError("it has no entry [[tuned]]")
-        if not all({"method", "dataset", "alpha", "settings"} <= entry.keys() for entry in entries):
-            raise ValueError("an entry lacks its method, dataset, alpha or settings")
         for entry in entries:
+            wrong = [key for key, form in ENTRY.items() if not isinstance(entry, dict) or not _fits(entry, key, form)]
+            if wrong:
+                raise ValueError(f"the {wrong[0]} of an entry is missing, or is no {ENTRY[wrong[0]].__name__}")
             if not loading.is_reference(entry["method"]):  # a user's method may be on another machine
                 row(entry["method"])  # an unknown name is a mistake
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}", remedy="Make it with fedrane tune") from error
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not what fedrane tune writes: {error}") from error
     return tuple(entries)
+
+
+def _fits(entry: Mapping[str, Any], key: str, form: type) -> bool:
+    """A whole number is a float, too."""
+    value = entry.get(key)
+    return isinstance(value, form) or (form is float and type(value) is int)
+
+
+def layer(path: Path, entries: Iterable[Mapping[str, Any]], wanted: Experiment) -> Layer | None:
+    """The settings in the file for an experiment's method and dataset: for its α if there are any, else for another."""
+    here = [
+        {**entry, "method": loading.absolute(entry["method"]), "dataset": _place(entry["dataset"])} for entry in entries
+    ]
+    found = best_settings(here, wanted.method_name, Condition(_place(wanted.dataset), wanted.partition.alpha))
+    return Layer(str(path), {NAME: wanted.method_name, **found}) if found else None
+
+
+def _place(dataset: str) -> str:
+    """A file by its absolute path: it may be named from another folder."""
+    return dataset if dataset in catalogue.NAMES else str(user_path(dataset).resolve())
 
 
 def write(path: Path, tuned: Tuned) -> None:
@@ -242,7 +274,7 @@ def write(path: Path, tuned: Tuned) -> None:
         "trials": tuned.trials,
         "settings": tuned.settings,
     }
-    head = "# Written by fedrane tune; read by fedrane reproduce --tuned. The accuracy is on validation examples.\n"
+    head = "# Written by fedrane tune; read by --tuned. The accuracy is on validation examples.\n"
     with open_for_more(path) as entries:
         others = [e for e in entries if any(e[key] != new[key] for key in ("method", "dataset", "alpha"))]
         write_atomically(path, head + "".join(_entry(entry) for entry in [*others, new]))

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from fedrane.errors import ConfigError, FileError
+from fedrane.system import memory
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_SPACE_TEXT = r"os error (27|28|122)\b|No space left|File too large|[Qq]uota exceeded|StorageFull|FileTooLarge"
@@ -23,6 +25,8 @@ PARTS = f"*.{'[0-9a-f]' * 8}.part"
 """Temporary files that a killed writer leaves next to its file."""
 MARK = ".fedrane"
 """The file by which a folder is known as one of ours; it says what for."""
+_PARSED = 8
+"""Bytes in memory for each byte of a text, as it is parsed."""
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 """Modes of what only its owner may read."""
 
@@ -59,6 +63,20 @@ def usable(path: str | Path) -> Path:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise FileError(f"{path} cannot be used", f"{reason}", "Choose another path") from error
     return Path(path)
+
+
+def plain_size(path: Path) -> int:
+    """The bytes of a plain file; OSError for anything else: a device or a pipe may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{path} is not a plain file")
+    return status.st_size
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a plain file; TooLarge if it does not fit in memory."""
+    memory.require(_PARSED * plain_size(path), str(path), "Put back what was there")
+    return path.read_text(encoding="utf-8", errors=errors)
 
 
 def private_folder(path: Path) -> None:
@@ -133,7 +151,7 @@ def is_ours(folder: Path, purpose: str, holding: str = "") -> bool:
         except FileNotFoundError:
             return True
         if MARK in names:
-            return (folder / MARK).read_bytes() == _mark(purpose)
+            return read_text(folder / MARK, errors="replace") == _mark(purpose)
         known = bool(holding) and any(folder.glob(holding))
         return known or all(name.startswith(f"{MARK}.") for name in names)  # a mark that was never finished
 
@@ -170,8 +188,8 @@ def taking(folder: Path, purpose: str, holding: str = "") -> Iterator[None]:
         raise
 
 
-def _mark(purpose: str) -> bytes:
-    return f"A {purpose} of fedrane.\n".encode()
+def _mark(purpose: str) -> str:
+    return f"A {purpose} of fedrane.\n"
 
 
 def require_new(path: Path | None, force: bool) -> None:

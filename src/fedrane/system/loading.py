@@ -15,12 +15,19 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from fedrane.errors import ConfigError, nearest
-from fedrane.system.files import usable
+from fedrane.system.files import plain_size, usable
 
 _PREFIX = "fedrane_user_"
 """How the modules of users' files are called."""
 
 _elsewhere: ContextVar[Mapping[str, Path]] = ContextVar("elsewhere", default=MappingProxyType({}))
+
+
+def installed() -> dict[str, str]:
+    """The methods of installed packages: their entry points, by name."""
+    from importlib.metadata import entry_points  # slow to import
+
+    return {entry.name: entry.value for entry in entry_points(group="fedrane.methods")}
 
 
 def is_reference(name: str) -> bool:
@@ -57,8 +64,10 @@ def version(name: str) -> str:
 
 
 def digest(file: Path) -> str:
-    """Return the full digest of a file: it identifies trusted and cached code."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Return the full digest of a plain file: it identifies trusted and cached code."""
+    plain_size(file)
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def load(name: str, key: str) -> Any:

@@ -29,7 +29,7 @@ from fedrane.data.partition import Partitioning
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
-from fedrane.run import run
+from fedrane.runner import run
 from fedrane.system.threads import limited
 from fedrane.task import Batch, Context, Model, State
 from fedrane.training.result import Result
@@ -140,6 +140,31 @@ class Small(nn.Module):
         return out
 
 
+VOCABULARY = 5
+
+
+def codes() -> Dataset:
+    """Sequences of six numbers of a vocabulary; the class depends on the last one."""
+    x = np.random.Generator(np.random.Philox(1)).integers(0, VOCABULARY, (90, FEATURES))
+    y = x[:, -1] % CLASSES
+    return Dataset("codes", x[:60], y[:60], x[60:], y[60:], tuple("abc"), (), (), vocabulary=VOCABULARY)
+
+
+class Embedded(nn.Module):
+    """A network on numbers of a vocabulary, which sees whether they still are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 2)
+        self.inner = nn.Linear(2 * FEATURES, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        need(x.dtype == torch.int64, f"the network gets {x.dtype}, and numbers of a vocabulary are int64")
+        out: torch.Tensor = self.head(torch.relu(self.inner(self.embed(x).flatten(1))))
+        return out
+
+
 def network(normalised: bool = True) -> Callable[[tuple[int, ...], int], nn.Module]:
     return lambda shape, classes: Small(normalised)
 
@@ -164,7 +189,7 @@ def trained(algorithm: Algorithm, normalised: bool = True, *, post_training: boo
     rounds = iter(range(1, chosen.rounds + 1))
     stop = (lambda: False) if post_training else (lambda: next(rounds) == chosen.rounds)
     try:
-        return run(chosen, dataset=blobs(), model=network(normalised), stop=stop)
+        return run(chosen, dataset=blobs(), model=network(normalised), stop=stop, progress=False)
     except ConfigError:
         if not changes.get("momentum"):
             raise
@@ -388,6 +413,14 @@ def mixed_labels_count(algorithm: Algorithm) -> None:
         )
 
 
+def numbers_of_a_vocabulary_stay_whole(algorithm: Algorithm) -> None:
+    """Inputs that are characters or words reach an embedding as they are, in training and in predictions."""
+    chosen = experiment(algorithm, clients=3, rounds=2, epochs=1)
+    result = run(chosen, dataset=codes(), model=lambda shape, classes: Embedded(), progress=False)
+    need(tree.finite(states(result)), "the state is not finite")
+    need(_measured(result) != [], "nothing was measured")
+
+
 def only_what_is_shared_travels(algorithm: Algorithm) -> None:
     for bench in benches(algorithm, rounds=1, participation=0.6):
         sent = bench.engine.train_round(bench.result.server, bench.result.client_states, [0, 1], 2, 0.1, 1)
@@ -435,6 +468,7 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     works_with_and_without_normalisation,
     padding_changes_nothing,
     mixed_labels_count,
+    numbers_of_a_vocabulary_stay_whole,
     only_what_is_shared_travels,
     models_are_those_declared,
     it_learns,

@@ -38,14 +38,12 @@ def _only(trained: Trained, kept: list[bool]) -> Trained:
     cohort = trained.cohort
     columns = {name: getattr(cohort, name)[rows] for name in ("index", "size", "steps", "round", "lr")}
     fewer = cohort._replace(**columns)
-    epochs = trained.examples // max(int(cohort.size.sum()), 1)
     clients: list[int] = fewer.index.tolist()
     return trained._replace(
         ups=tree.map(lambda leaf: leaf[rows], trained.ups),
         cohort=fewer,
         client_states={k: trained.client_states[k] for k in clients},
         metrics={name: [values[row] for row in rows] for name, values in trained.metrics.items()},
-        examples=epochs * int(fewer.size.sum()),
     )
 
 

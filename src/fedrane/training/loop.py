@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from fedrane import engines, tree
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data import sampling
 from fedrane.data.federation import Federation
+from fedrane.data.streams import key
 from fedrane.engines import Engine, Trained
 from fedrane.engines.evaluation import Metrics
-from fedrane.errors import Diverged
+from fedrane.errors import ConfigError, Diverged
 from fedrane.experiment import Experiment
 from fedrane.ops import gate as gates
+from fedrane.ops.attack import Attack
 from fedrane.system.threads import limited
 from fedrane.task import State
 from fedrane.training import timing
@@ -28,6 +31,7 @@ from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
 from fedrane.training.gating import gated, loss_objection
 from fedrane.training.predictor import Inputs
+from fedrane.training.records import problem
 from fedrane.training.result import Result, last_round, stalled
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
 from fedrane.training.saved import read_calibration
@@ -67,6 +71,7 @@ class TrainingLoop:
         self.folder, self.callbacks, self.stop, self.calibrates = folder, list(callbacks), stop, calibrates
         self.algorithm, self.task = experiment.algorithm, federation.task
         self.gate = experiment.gate.on(experiment.engine)
+        self.hostile = set(experiment.attack.hostile(federation.population, experiment.seed))
         self.history: list[Metrics] = []
         self.client_states: dict[int, State] = {}
         self.server: State
@@ -105,14 +110,17 @@ class TrainingLoop:
 
     def _rounds(self, main: Engine, extra: Sequence[tuple[Algorithm, Engine]]) -> Result:
         last = self.experiment.rounds + len(extra)
-        for callback in self.callbacks:
-            callback.begin(self.experiment, self.federation, self.history, last)
-        finished = True
-        for stage in self._stages(main, extra):
-            if self._one_round(stage) and stage.round < last:
-                finished = False
-                break
-        return self._end(finished)
+        with ExitStack() as closing:
+            for callback in self.callbacks:
+                closing.callback(callback.close)
+                callback.prepare(self.folder.path if self.folder else None)
+                callback.begin(self.experiment, self.federation, self.history, last)
+            finished = True
+            for stage in self._stages(main, extra):
+                if self._one_round(stage) and stage.round < last:
+                    finished = False
+                    break
+            return self._end(finished)
 
     def _stages(self, main: Engine, extra: Sequence[tuple[Algorithm, Engine]]) -> Iterator[Stage]:
         """Those that are left, one after the other: a list of all would grow with ``rounds``."""
@@ -135,8 +143,10 @@ class TrainingLoop:
         e, number = self.experiment, stage.round
         began = time.perf_counter()
         cohort = self._cohort(stage)
-        lost = [] if stage.post_training else sampling.lost(e.seed, number, cohort, e.client_dropout)
-        participants = [k for k in cohort if k not in lost]
+        dropped = [] if stage.post_training else sampling.lost(e.seed, number, cohort, e.client_dropout)
+        # A federation may have started without some of its clients: of these it has no examples.
+        participants = [k for k in cohort if k not in dropped and len(self.federation.split.train[k])]
+        lost = [k for k in cohort if k not in participants]
         record: Metrics = {"round": number, "cohort": participants, "lost": lost}
         examples = 0
         before = self.server, dict(self.client_states)
@@ -144,12 +154,15 @@ class TrainingLoop:
             if not self._warm:
                 record[timing.WARMUP] = self._warm = True
             lr = self.lr_of(number)
-            epochs = stage.algorithm.local_epochs(e.epochs)
+            epochs = stage.algorithm.local_epochs(e.length)
             with record_function(TRAIN):
                 trained = stage.engine.train_round(self.server, self.client_states, participants, number, lr, epochs)
+            if hostile := sorted(self.hostile & set(trained.cohort.index.tolist())):
+                trained, record["hostile"] = self._attacked(trained, hostile, number), hostile
             if self.gate:
                 trained = gated(self.gate, self.server, trained)
             record["cohort"] = trained.cohort.index.tolist()
+            trained = trained._replace(examples=self.federation.examples_trained(record["cohort"], epochs))
             record["lost"] = [k for k in cohort if k not in record["cohort"]]
             record |= {name: dict(of) for name in ("refused", "clipped") if (of := getattr(trained, name))}
             for text in trained.messages:
@@ -172,6 +185,13 @@ class TrainingLoop:
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
+
+    def _attacked(self, trained: Trained, hostile: Sequence[int], round: int) -> Trained:
+        """The round with what the hostile clients send instead."""
+        clients, seed = trained.cohort.index.tolist(), self.experiment.seed
+        keys = [key(seed, "attack", round, k) for k in hostile]
+        rows = [clients.index(k) for k in hostile]
+        return trained._replace(ups=self.experiment.attack.uploads(self.server, trained.ups, rows, keys))
 
     def _evaluated(self, stage: Stage) -> Metrics:
         return stage.engine.evaluate(self.server, self.client_states, stage.round)
@@ -234,11 +254,14 @@ class TrainingLoop:
         return record
 
     def _diverged(self, number: int, bad: list[int]) -> Diverged:
+        remedy = f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10; "
+        remedy += "a rate or strength of the method may be too large as well"
+        if (kind := self.experiment.attack.kind) != Attack.kind:
+            remedy = f"attack.kind={kind} may be why: use a robust method or gate.kind=refuse. {remedy}"
         return Diverged(
             f"round {number}: the model is no longer finite (from client {', '.join(map(str, bad)) or 'none alone'})",
             "nothing after this would mean anything; what was saved is from before it",
-            f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10; a rate or strength of the method "
-            "may be too large as well",
+            remedy,
         )
 
     def _due(self, stage: Stage) -> bool:
@@ -251,6 +274,12 @@ class TrainingLoop:
     def _record(self, stage: Stage, record: Metrics) -> bool:
         stop = self.stop()
         record = {key: _plain(value) for key, value in record.items()}
+        if why := problem(record, self.federation.population):
+            raise ConfigError(
+                f"the record of round {stage.round} {why}",
+                "it could not be read back, neither to resume nor for a report",
+                "What a method's aggregate records is numbers, texts, or flat lists of numbers",
+            )
         self.history.append(record)
         if self.folder:
             self.folder.append_metrics(record)

@@ -15,14 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.data import readers
+from fedrane.data import readers, tables, text
+from fedrane.data.columns import Table
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Normaliser, describe, each_of
+from fedrane.data.tables import Frame
 from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.experiment import Experiment
 from fedrane.task import Context, Model, State, Task
 from fedrane.training.calibration import Calibration
+
+Stored = Tensor | Frame | str | Path
+"""Inputs as they are stored: a tensor; a table with named columns, as a data frame or the path of a CSV file; or, for
+a model of text, the text before the character to predict."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +39,33 @@ class Inputs:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    table: Table | None = None
+    """The columns of a table that have names."""
+    vocabulary: int = 0
+    """Inputs are numbers from 0 to ``vocabulary`` − 1; 0 if they are quantities."""
+    alphabet: str = ""
+    """Of a text: its characters, in the order of their numbers."""
 
     @property
     def images(self) -> bool:
         """Images are bytes (channels, height, width); other inputs are rows of a table of numbers."""
         return len(self.shape) == 3
 
+    def normaliser(self, task: Task) -> Normaliser:
+        """What turns stored inputs into those of the network."""
+        return Normaliser.from_constants(self.mean, self.std, self.images, task.dtype, task.device, self.vocabulary)
+
+    def require_table(self, what: object) -> Table:
+        """The columns by their names; an error if what the model was trained on had no names."""
+        if self.table is None:
+            expected = f"the model takes {'images' if self.images else 'rows of numbers, in columns without names'}"
+            raise DataError(f"{what} is a table with named columns", expected, "Give a tensor, or an .npz file")
+        return self.table
+
     @classmethod
     def of(cls, dataset: Dataset) -> Inputs:
-        return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std)
+        kind = dataset.table, dataset.vocabulary, dataset.alphabet
+        return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, *kind)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,7 +75,10 @@ class Inputs:
         """``where`` they were read."""
         types = {"shape": int, "classes": str, "mean": float, "std": float}
         try:
-            return cls(*(tuple(map(convert, values[name])) for name, convert in types.items()))
+            table = Table.from_dict(values["table"]) if values.get("table") else None
+            shape, classes, mean, std = (tuple(map(convert, values[name])) for name, convert in types.items())
+            vocabulary, alphabet = int(values.get("vocabulary", 0)), str(values.get("alphabet", ""))
+            return cls(shape, classes, mean, std, table, vocabulary, alphabet)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{where}: the form of the inputs cannot be read: {error!r}") from error
 
@@ -60,7 +87,9 @@ class Predictor(nn.Module):
     """A trained model as a plain module: from inputs as they are stored to class scores.
 
     Images are bytes (``uint8``) 0 … 255, or floating-point fractions 0 … 1; table rows are numbers as in the table.
-    Anything else is an error. The parameters are a copy: they may be moved, saved, or trained further.
+    A model that was trained on a table with named columns also takes data frames and paths of CSV files, one that was
+    trained on a text the text (str) whose next character it predicts. Anything else
+    is an error. The parameters are a copy: they may be moved, saved, or trained further.
     """
 
     check_values: bool = True
@@ -85,7 +114,7 @@ class Predictor(nn.Module):
             raise CheckpointError(
                 f"only the {owner} has {wrong[0]}", "the network is not the one that was trained", "Give that one"
             )
-        normaliser = Normaliser.from_constants(inputs.mean, inputs.std, inputs.images, task.dtype, task.device)
+        normaliser = inputs.normaliser(task)
         self.register_buffer("scale", normaliser.scale)
         self.register_buffer("shift", normaliser.shift)
         self.eval()
@@ -95,14 +124,19 @@ class Predictor(nn.Module):
         """Scores are divided by it before the softmax; None if the model is not calibrated."""
         return self.calibration.temperature if self.calibration else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Stored) -> Tensor:
         examples = self._as_stored(x)
-        normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"))
+        normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"), self.inputs.vocabulary)
         model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
         mask = torch.ones(len(examples), dtype=torch.bool, device=examples.device)
         return self._algorithm.predict(self._task, model, normalise(examples), mask)
 
-    def predict_proba(self, x: Tensor) -> Tensor:
+    def predict(self, x: Stored) -> list[str]:
+        """The class of each input, by its name."""
+        scores: Tensor = self(x)
+        return [self.inputs.classes[best] for best in scores.argmax(1).tolist()]
+
+    def predict_proba(self, x: Stored) -> Tensor:
         """The probability of each class; an error if the model is not calibrated."""
         if self.temperature is None:
             raise ConfigError(
@@ -113,13 +147,24 @@ class Predictor(nn.Module):
         scores: Tensor = self(x)
         return (scores / self.temperature).softmax(1)
 
-    def _as_stored(self, x: Tensor) -> Tensor:
+    @property
+    def _device(self) -> torch.device:
+        return self.get_buffer("scale").device
+
+    def _as_stored(self, x: Stored) -> Tensor:
         """Pixels 0 … 255, or a table's numbers; an error for inputs unlike those the model was trained on."""
+        if isinstance(x, str) and self.inputs.alphabet:
+            return torch.from_numpy(text.last_window(x, self.inputs.alphabet, *self.inputs.shape)).to(self._device)
+        if not isinstance(x, Tensor) and isinstance(x, (str, Path, Frame)):  # the first, for torch.compile
+            table = self.inputs.require_table("the input")
+            return torch.from_numpy(table.encode(tables.read_known(x, table))).to(self._device)
         if not isinstance(x, Tensor):
             raise DataError(f"the input is a {type(x).__name__}", "a model takes tensors", "Use torch.as_tensor(x)")
         self._check_shape(tuple(x.shape))
         if x.is_complex():
             raise DataError(f"the input is of {x.dtype}", "the model takes real numbers", "Use x.real")
+        if self.inputs.vocabulary:
+            return self._tokens(x)
         return self._pixels(x) if self.inputs.images else self._numbers(x)
 
     def _pixels(self, x: Tensor) -> Tensor:
@@ -130,6 +175,19 @@ class Predictor(nn.Module):
         if not (fractions and all(0 <= value <= 1 for value in values)):
             raise readers.not_pixels("the input", x.dtype, values)
         return x.to(self.get_buffer("scale").dtype) * 255
+
+    def _tokens(self, x: Tensor) -> Tensor:
+        if x.is_floating_point() or x.dtype == torch.bool:
+            raise DataError(f"the input is of {x.dtype}", "the model takes the numbers of a vocabulary", "Use x.long()")
+        x = x.long()
+        low, high = _extremes(x) if self._may_look(x) else (0, 0)
+        if low < 0 or high >= self.inputs.vocabulary:
+            raise DataError(
+                f"the input has numbers from {low} to {high}",
+                f"the model's vocabulary has {self.inputs.vocabulary}, numbered from 0",
+                "Number the words or characters as in training",
+            )
+        return x
 
     def _numbers(self, x: Tensor) -> Tensor:
         if self._may_look(x):
@@ -147,11 +205,15 @@ class Predictor(nn.Module):
         remedy = (
             "Resize or crop them" if self.inputs.images else "Give the columns of the training table, in their order"
         )
+        if self.inputs.vocabulary:
+            remedy = "Cut or pad them"
         if given == shape:
             remedy = "For a single one: x[None]"
         elif self.inputs.images and given[1:] == (*shape[1:], shape[0]):
             remedy = "Put the channels first: x.permute(0, 3, 1, 2)"
         expected = "images (channels, height, width)" if self.inputs.images else "table rows"
+        if self.inputs.vocabulary:
+            expected = "sequences of numbers"
         raise DataError(
             f"the input is of shape {given}", f"the model takes a batch of {expected} of shape {shape}", remedy
         )
@@ -225,24 +287,35 @@ class Models:
             raise ConfigError(f"{self.experiment.method_name} has no {which} model", f"it gives {other}")
 
 
-def read_named_inputs(path: Path, shape: tuple[int, ...], image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The inputs in an image or an .npz file (its ``x``), each with a name.
+def read_named_inputs(path: Path, inputs: Inputs, image_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The inputs in an image, a CSV or Parquet file or an .npz file (its ``x``), each with a name.
 
     ``image_size`` is the side that images were resized to for training, 0 if they were not.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder", "inputs come from files", f"Name its files: {path}/*")
+    shape = inputs.shape
 
     def check_shape(given: tuple[int, ...]) -> None:
         if given != shape:
             remedy = "Give its columns, in their order" if len(shape) == 1 else "Resize or crop them"
+            remedy = "Cut or pad them" if inputs.vocabulary else remedy
             raise DataError(f"{path} holds inputs of shape {given}", f"the model was trained on {shape}", remedy)
 
     if path.suffix == ".npz":
-        x = readers.read_inputs(path, check_shape)
+        x = readers.read_inputs(path, check_shape, inputs.vocabulary)
+        names = [f"{path}[{i}]" for i in range(len(x))]
+    elif inputs.alphabet and text.is_text(path):
+        before = text.read_text(path, *shape).removesuffix("\n")  # which editors put at the end of a file
+        x, names = text.last_window(before, inputs.alphabet, *shape), [str(path)]
+    elif inputs.vocabulary:
+        raise DataError(f"{path} is no .npz or text file", "the model takes sequences of numbers of a vocabulary")
+    elif tables.is_table(path):
+        table = inputs.require_table(path)
+        x = table.encode(tables.read_known(path, table))
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
-        raise DataError(f"{path} is not an .npz file", f"the model takes table rows of {shape[0]} numbers")
+        raise DataError(f"{path} is no CSV or .npz file", f"the model takes table rows of {shape[0]} numbers")
     else:
         x, names = readers.read_image(path, shape, image_size)[np.newaxis], [str(path)]
         check_shape(x.shape[1:])

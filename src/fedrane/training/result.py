@@ -60,7 +60,7 @@ def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:
         "method": experiment.method_name,
         "seed": experiment.seed,
         "rounds": history[-1]["round"] if history else 0,
-        "seconds": sum(r["seconds"] + r["eval_seconds"] for r in history),
+        "seconds": sum(r.get(key) or 0 for r in history for key in ("seconds", "eval_seconds")),
         "warmup_seconds": timing.warmup(history, experiment.rounds),
         "samples_per_second": timing.speed(history, experiment.rounds),
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),

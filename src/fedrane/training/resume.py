@@ -21,7 +21,7 @@ from fedrane.system import loading
 from fedrane.task import State, Task
 from fedrane.training import user_code
 from fedrane.training.result import last_round, stalled
-from fedrane.training.run_folder import CONFIG, METADATA, PARTITION, Checkpoint, Folder, empty_dicts
+from fedrane.training.run_folder import CONFIG, PARTITION, Checkpoint, Folder, empty_dicts
 from fedrane.training.setup import Network, Source
 
 OLDER = "Going on from an older checkpoint."
@@ -64,13 +64,15 @@ def _form(state: State) -> set[tuple[str, torch.Size | None]]:
 def of_data(dataset: Dataset, given: Source) -> dict[str, str]:
     """The digest of the data; for a dataset handed over from Python also of its normalisation."""
     prints = {"data": sources.of_dataset(dataset)}
+    if dataset.table:
+        prints["table"] = sources.of_table(dataset.table)
     return prints if given is None else prints | {"normalisation": sources.of_normalisation(dataset)}
 
 
 def fingerprints(task: Task, given: Network, folder: Folder) -> dict[str, str]:
     """Of the partition, and of a network that was handed over: there is no file to compare."""
     prints = {"partition": sources.digest(folder.path / PARTITION)}
-    if given is not None:
+    if given is not None or task.frozen:  # no checkpoint has what is frozen
         prints["network"] = sources.of_network(task)
     if isinstance(given, nn.Module):
         prints["weights"] = sources.of_weights(given)
@@ -87,6 +89,7 @@ class RecordedInputs:
             "method.name": f"the method's file {loading.file_of(settings.get('method.name', ''))}",
             "model": f"the network's file {loading.file_of(settings.get('model', ''))}",
             "data": f"the dataset {settings.get('dataset')}",
+            "table": "the columns of the dataset",
             "normalisation": "the dataset's mean and std",
             "partition": f"the folder's {PARTITION}",
             "network": "the network",
@@ -129,7 +132,7 @@ class RecordedInputs:
             "accepted": accepted,
             "deviations": [*dict.fromkeys([*self._metadata.get("deviations", []), *deviations])],
         }
-        self.folder.write_json(METADATA, self._metadata | metadata | known)
+        self.folder.write_metadata(self._metadata | metadata | known)
 
 
 def replanned(before: Experiment, now: Experiment, history: Sequence[Metrics]) -> str:

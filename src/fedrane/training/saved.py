@@ -31,9 +31,10 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
         )
     with user_code.opened(folder, trust_code) as experiment:
         experiment = at_rest(experiment)
-        task = make_task(experiment, inputs.shape, len(inputs.classes), model)
+        task = make_task(experiment, inputs.shape, inputs.classes, model, inputs.vocabulary)
     require_fit(task, checkpoint, folder)
-    if model is not None and user_code.recorded(metadata).get("network", now := sources.of_network(task)) != now:
+    known = model is not None or task.frozen
+    if known and user_code.recorded(metadata).get("network", now := sources.of_network(task)) != now:
         raise _other_network(folder, "its layers or constants differ")
     algorithm = algorithm_at(experiment, checkpoint.round)
     labels = np.array(metadata["labels"], dtype=np.int64)

@@ -20,11 +20,13 @@ import torch
 from fedrane._version import __version__
 from fedrane.errors import CheckpointError, FileError
 from fedrane.experiment import Experiment
-from fedrane.training.run_folder import SESSIONS, Folder
+from fedrane.training.run_folder import CONFIG, SESSIONS, Folder
 
 Entry = dict[str, Any]
 COMPARED = ("versions", "machine")
 """The parts of an entry that should be the same in all sessions."""
+ROUNDS = "rounds"
+"""The part with the number of rounds: planned, and done before and after."""
 
 
 def describe(experiment: Experiment, done: int) -> Entry:
@@ -34,7 +36,7 @@ def describe(experiment: Experiment, done: int) -> Entry:
         "start": _now(),
         "end": None,
         "outcome": None,
-        "rounds": {"planned": experiment.rounds, "before": done, "after": None},
+        ROUNDS: {"planned": experiment.rounds, "before": done, "after": None},
         "versions": versions(),
         "machine": {
             "device": experiment.device,
@@ -77,7 +79,19 @@ def read(folder: Folder) -> list[Entry]:
 
 
 def _is_entry(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(part, {}), dict) for part in COMPARED)
+    return isinstance(value, dict) and all(isinstance(value.get(part, {}), dict) for part in (*COMPARED, ROUNDS))
+
+
+def require_planned(folder: Folder, rounds: int) -> None:
+    """Raise an error if the configuration has another number of rounds than the last session planned."""
+    last: Entry = (read(folder) or [{}])[-1].get(ROUNDS, {})
+    planned = [last[name] for name in ("planned_before", "planned") if name in last]  # killed, it may be either
+    if planned and rounds not in planned:
+        raise CheckpointError(
+            f"{folder.path / CONFIG} has rounds={rounds}, and the run was planned with rounds={planned[-1]}",
+            "the file was edited",
+            f"Put rounds={planned[-1]} back, then: fedrane resume {folder.path} rounds={rounds}",
+        )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -98,7 +112,7 @@ def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[
         folder.write_json(SESSIONS, [*earlier, entry])
 
     def ended(outcome: str) -> None:
-        entry.update(end=_now(), outcome=outcome, rounds=entry["rounds"] | {"after": done()})
+        entry.update(end=_now(), outcome=outcome, rounds=entry[ROUNDS] | {"after": done()})
         write()
 
     write()

@@ -10,13 +10,17 @@ from pathlib import Path
 
 from fedrane import engines
 from fedrane.config import settings, sources
+from fedrane.config.settings import FIELD, NAME, canonical
+from fedrane.config.words import Words, as_experiment
 from fedrane.data import partition as partitions
-from fedrane.experiment import Experiment
+from fedrane.errors import ConfigError
+from fedrane.experiment import KEYS, PYTHON, Experiment
 from fedrane.system.threads import limited
-from fedrane.training import sessions, user_code
+from fedrane.training import digests, sessions, user_code
 from fedrane.training.callbacks import Callback
 from fedrane.training.loop import TrainingLoop
 from fedrane.training.predictor import Inputs, Models
+from fedrane.training.progress import shown
 from fedrane.training.result import Result, last_round
 from fedrane.training.resume import (
     OLDER,
@@ -27,11 +31,12 @@ from fedrane.training.resume import (
     replanned,
     require_same_states,
 )
-from fedrane.training.run_folder import METADATA, PARTITION, Folder
+from fedrane.training.run_folder import PARTITION, Folder
 from fedrane.training.saved import read_models, require_fit
 from fedrane.training.setup import (
     Network,
     Source,
+    advice,
     algorithm_at,
     as_dataset,
     choose_engine,
@@ -43,7 +48,7 @@ from fedrane.training.setup import (
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Words,
     out: str | Path | None = None,
     *,
     dataset: Source = None,
@@ -51,15 +56,25 @@ def run(
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
     calibrate: bool = True,
+    progress: bool | None = None,
 ) -> Result:
     """Run an experiment from its start; with ``out``, in a folder from which it can be resumed.
 
-    ``dataset`` and ``model`` replace those of the experiment: a :class:`Dataset` or any map-style torch one; a
-    network (which keeps the weights it holds) or a function (input shape, classes) → network (which starts from the
-    seed), whose classifier the experiment names as ``model_head``. Without ``calibrate`` a run ends a little sooner,
-    and its models give scores instead of probabilities.
+    The experiment may also be a TOML file, or words as on the command line: ``run("exp.toml")``,
+    ``run(["exp.toml", "rounds=5"])``, ``run(["method=fedprox", "clients=10"])``.
+
+    ``dataset`` and ``model`` replace those of the experiment: a :class:`Dataset`, a data frame (its ``label`` is in the
+    experiment), any map-style torch dataset, or one of Hugging Face; a network (which keeps the weights it holds) or a
+    function (input shape, classes) → network (which starts from the seed), whose classifier the experiment names as
+    ``model_head``. Without ``calibrate`` a run ends a little sooner, and its models give scores instead of
+    probabilities. ``progress`` shows a progress bar, by default in a terminal and in a notebook.
     """
+    if not isinstance(experiment, Experiment):
+        _require_folder(out)
+    objects = {"dataset": dataset, "model": model}
+    experiment = as_experiment(experiment, {key: PYTHON for key, value in objects.items() if value is not None})
     engines.check(experiment.engine)
+    callbacks = [*callbacks, *shown(progress)]
     folder = None if out is None else Folder(out)
     if folder:
         folder.require_free()
@@ -67,7 +82,9 @@ def run(
         max_threads = cleanup.enter_context(limited(1))  # where a run begins does not depend on the number of threads
         source, dataset = dataset, as_dataset(experiment, dataset)
         experiment, unused = settled(experiment, dataset, source is not None, model is not None)
-        for callback, text in itertools.product(callbacks, settings.as_messages(unused)):
+        for callback, text in itertools.product(
+            callbacks, [*settings.as_messages(unused), *advice(experiment), *dataset.notes]
+        ):
             callback.message(text)
         partition = make_partition(experiment, dataset)
         experiment = experiment.replace(clients=len(partition.clients))
@@ -84,9 +101,8 @@ def run(
             user_code.remember(experiment)
             user_code.keep(experiment, folder)
             prints = of_data(dataset, source) | fingerprints(federation.task, model, folder)
-            folder.write_json(
-                METADATA, loop.metadata() | {"sources": sources.contents(experiment), "fingerprints": prints}
-            )
+            inputs = {"sources": sources.contents(experiment), "fingerprints": prints}
+            folder.write_metadata(loop.metadata() | digests.identity(experiment, inputs))
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
@@ -105,21 +121,25 @@ def resume(
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
     calibrate: bool = True,
+    progress: bool | None = None,
 ) -> Result:
     """Go on with a run from its newest checkpoint; the end equals that of a run never interrupted, bit for bit.
 
     ``rounds`` plans another number of them than the run began with, also for a finished run: it then goes on from its
     last round, before any post-training stage. An input that has changed since the run began is an error unless
     ``accept_changes``.
-    ``trust_code`` lets a method or network run that the folder names and you have not run before.
+    ``trust_code`` lets a method or network run that the folder names and you have not run before. ``progress`` is as
+    for :func:`run`.
     """
     folder = Folder(out)
+    callbacks = [*callbacks, *shown(progress)]
     with ExitStack() as cleanup:
         cleanup.callback(folder.close)
         folder.open()
         inputs = RecordedInputs(folder, accept_changes)
         inputs.check(user_code.now(folder))  # before any of it is run
         before = cleanup.enter_context(user_code.opened(folder, trust_code, accept_changes))
+        sessions.require_planned(folder, before.rounds)
         experiment = before if rounds is None else before.replace(rounds=rounds)
         replan = experiment.rounds != before.rounds
         engines.check(experiment.engine)
@@ -156,16 +176,25 @@ def resume(
                 notes.append(f"not as in the session before: {', '.join(other)}. The last bits of results may differ.")
             session |= {"changed_inputs": inputs.changed, "notes": notes}
             if replan:
-                session["rounds"]["planned_before"] = before.rounds
+                session[sessions.ROUNDS]["planned_before"] = before.rounds
             cleanup.enter_context(sessions.recorded(folder, earlier, session, loop.done))
             if deviations:  # before the new plan stands: killed in between, they must not be forgotten
                 user_code.keep(experiment, folder)
                 inputs.write(loop.metadata(), deviations)
-            folder.reopen(done, experiment if replan else None)
+            folder.reopen(done, experiment.rounds, experiment if replan else None)
         for note in notes:
             loop.message(note)
         cleanup.enter_context(engines.opened(chosen.engine, federation))
         return loop.run()
+
+
+def _require_folder(out: str | Path | None) -> None:
+    """A second word is not the folder: ``run("exp.toml", "rounds=5")``."""
+    key, equals, _ = str(out).partition("=")
+    if isinstance(out, str) and equals and (canonical(key) in {*KEYS, NAME} or key.startswith(FIELD)):
+        raise ConfigError(
+            f"out={out!r} is a setting", "the second argument is the run folder", f"Write run([…, {out!r}])"
+        )
 
 
 def load(out: str | Path, *, model: Network = None, trust_code: bool = False) -> Models:
