@@ -176,10 +176,17 @@ class Federation:
     def close(self) -> None:
         for program in reversed(list(self.programs.values())):
             program.stop()
-        for process in Path("/proc").glob("[0-9]*"):  # Flower gives the ServerApp a session of its own
+        until(lambda: not self._killed(), "all processes are gone")
+
+    def _killed(self) -> list[int]:
+        """What still ran in this folder: Flower gives the ServerApp a session of its own."""
+        killed = []
+        for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if (process / "cwd").readlink() == self.folder:
                     os.kill(int(process.name), signal.SIGKILL)
+                    killed.append(int(process.name))
+        return killed
 
     # ---- what came of it
 
