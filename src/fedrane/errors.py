@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
@@ -101,3 +102,15 @@ def check_ranges(settings: object, **ranges: tuple[float, float]) -> None:
             raise ConfigError(
                 f"method.{name}={value}", f"it must be between {low:g} and {high:g}", f"Use {low:g} … {high:g}"
             )
+
+
+def portable(error: Exception) -> Exception:
+    """The error itself, or one with its text if it cannot be sent to another process; with its notes."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        sent = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            sent.add_note(note)
+        return sent
+    return error

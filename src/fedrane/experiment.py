@@ -126,10 +126,11 @@ class Experiment:
     """The seed of everything random: partition, initial weights, cohorts, batches and augmentation."""
     engine: str = "auto"
     """How clients are trained: one after another (``sequential``), all at once in stacked tensors (``stacked``), in
-    parallel in threads or processes (``threaded``, ``processes``), or as simulated nodes of Flower. ``auto`` chooses
-    the fastest of the first four."""
+    parallel in threads or processes (``threaded``, ``processes``), in the workers of a Ray cluster (``ray``), or as
+    simulated nodes of Flower. ``auto`` chooses the fastest of the first four."""
     threads: int = 0
-    """Threads of one operation, or workers of the engines ``threaded`` and ``processes``; 0 chooses by the workload."""
+    """Threads of one operation, or workers of the engines ``threaded``, ``processes`` and ``ray``; 0 chooses by the
+    workload. In a Ray cluster that is joined, it is as many workers as there are free cores or GPUs."""
     device: str = "auto"
     """Where the networks are: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the GPU if there is one."""
     precision: str = "auto"

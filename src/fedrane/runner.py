@@ -106,7 +106,7 @@ def run(
             session = sessions.describe(experiment, 0)
             cleanup.enter_context(sessions.recorded(folder, [], session, loop.done))
             folder.write_config(experiment)  # last: a folder with a configuration can be resumed
-        cleanup.enter_context(engines.opened(experiment.engine, federation))
+        cleanup.enter_context(engines.opened(experiment.engine, federation, experiment.threads))
         return loop.run()
 
 
@@ -184,7 +184,7 @@ def resume(
             folder.reopen(done, experiment.rounds, experiment if replan else None)
         for note in notes:
             loop.message(note)
-        cleanup.enter_context(engines.opened(chosen.engine, federation))
+        cleanup.enter_context(engines.opened(chosen.engine, federation, chosen.threads))
         return loop.run()
 
 

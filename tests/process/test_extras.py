@@ -48,6 +48,12 @@ def test_the_engine_without_flower(fedrane: Driver, tmp_path: Path, engine: str,
     assert not list(tmp_path.iterdir())
 
 
+def test_the_engine_without_ray(fedrane: Driver, tmp_path: Path) -> None:
+    ended = fedrane("run", "--out", "made", *WORDS, "engine=ray", cwd=tmp_path, absent=("ray",))
+    refused(ended, "engine=ray", "pip install 'fedrane[ray]'")
+    assert not list(tmp_path.iterdir())
+
+
 def test_to_resume_without_flower(fedrane: Driver, tmp_path: Path) -> None:
     """The run was begun where Flower is installed."""
     assert fedrane("run", "--out", tmp_path / "run", *WORDS, "engine=sequential").status == 0

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedrane import tree
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation, Pool
 from fedrane.data.sampling import Span
 from fedrane.engines import evaluation
 from fedrane.engines.evaluation import Metrics, Predicted
+from fedrane.errors import FedraneError
 from fedrane.task import Client, Model, State
+
+COLUMNS = ("index", "size", "steps", "round", "lr")
+"""What a server knows of each client of a cohort."""
 
 
 class Trained(NamedTuple):
@@ -36,6 +42,34 @@ class Trained(NamedTuple):
     """Clients whose replies could not be used, and why."""
     clipped: Mapping[str, str] = MappingProxyType({})
     """Clients whose uploads the gate has scaled down, and why."""
+
+
+def joined(parts: Sequence[Trained]) -> Trained:
+    """The whole of a round that was trained in parts, which are ranges of its clients in their order."""
+    first = parts[0]
+    for part in parts:
+        require_same_metrics(int(first.cohort.index[0]), first.metrics, int(part.cohort.index[0]), part.metrics)
+    columns: dict[str, Any] = {name: torch.cat([getattr(part.cohort, name) for part in parts]) for name in COLUMNS}
+    return Trained(
+        ups=tree.map(lambda *rows: torch.cat(rows), *(part.ups for part in parts)),
+        cohort=first.cohort._replace(**columns),
+        client_states={k: state for part in parts for k, state in part.client_states.items()},
+        metrics={name: [value for part in parts for value in part.metrics[name]] for name in first.metrics},
+        examples=sum(part.examples for part in parts),
+        bytes_down=sum(part.bytes_down for part in parts),
+        bytes_up=sum(part.bytes_up for part in parts),
+        messages=tuple(dict.fromkeys(message for part in parts for message in part.messages)),
+    )
+
+
+def require_same_metrics(one: int, metrics: Mapping[str, Any], other: int, others: Mapping[str, Any]) -> None:
+    """Raise an error unless two clients report the same metrics."""
+    if others.keys() != metrics.keys():
+        raise FedraneError(
+            f"client {other} reports {sorted(others)}, client {one} {sorted(metrics)}",
+            "a metric is logged for all clients of a round",
+            "Have the hook finish give every client the same names",
+        )
 
 
 class Engine(Protocol):

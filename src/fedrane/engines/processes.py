@@ -30,7 +30,7 @@ from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
 from fedrane.engines.threaded import Worker
-from fedrane.errors import ConfigError, FedraneError
+from fedrane.errors import ConfigError, FedraneError, portable
 
 T = TypeVar("T")
 
@@ -140,20 +140,9 @@ def _do(position: int) -> Any:
     try:
         return _job(position)
     except Exception as error:
-        if _can_travel(error):
+        if (sent := portable(error)) is error:
             raise
-        portable = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in getattr(error, "__notes__", ()):
-            portable.add_note(note)
-        raise portable from None
-
-
-def _can_travel(error: Exception) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-    except Exception:  # noqa: BLE001 - a user's class may raise anything
-        return False
-    return True
+        raise sent from None
 
 
 # ---- what comes back

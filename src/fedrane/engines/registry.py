@@ -59,19 +59,36 @@ def check(name: str) -> None:
         raise _unknown(name)
     if name in FLOWER:
         _simulation()
+    if name == RAY:
+        _ray()
 
 
 def _unknown(name: str) -> ConfigError:
     return ConfigError(f"engine={name!r} is not known", remedy=nearest(name, (AUTO, *ENGINES)))
 
 
-def opened(name: str, federation: Federation) -> AbstractContextManager[object]:
-    """What an engine of that name needs around its rounds: for Flower, the nodes of a simulation."""
+def opened(name: str, federation: Federation, threads: int) -> AbstractContextManager[object]:
+    """What an engine of that name needs around its rounds: the nodes of Flower's simulation, or Ray's workers."""
+    if name == RAY:
+        context: AbstractContextManager[object] = _ray().opened(federation.task.device.type == "cuda", threads)
+        return context
     return _simulation().simulation(federation) if name in FLOWER else nullcontext()
 
 
+def _ray() -> Any:
+    extras.require("ray", "engine=ray", "ray")
+    from fedrane.engines import ray_workers  # Ray is slow to import
+
+    return ray_workers
+
+
+def _on_ray(algorithm: Algorithm, federation: Federation) -> Engine:
+    engine: Engine = _ray().Ray(algorithm, federation)
+    return engine
+
+
 def _simulation() -> Any:
-    extras.require("flower", "engine=flower", "fedrane.flower.simulation")
+    extras.require("flower", "engine=flower", "ray", "fedrane.flower.simulation")
     from fedrane.flower import simulation  # Flower and Ray are slow to import
 
     return simulation
@@ -162,11 +179,13 @@ class _Products(TorchFunctionMode):
 Maker = Callable[[Algorithm, Federation], Engine]
 FLOWER: dict[str, Maker] = {"flower": _simulated, "flower-bf16": partial(_simulated, bf16=True)}
 """A simulated federation; the second sends bfloat16."""
+RAY = "ray"
 ENGINES: dict[str, Maker] = {
     "sequential": Sequential,
     "stacked": Stacked,
     "threaded": Threaded,
     "processes": Processes,
+    RAY: _on_ray,
     **FLOWER,
 }
 DEPLOYED: dict[str, Maker] = {"flower-remote": _deployed}
@@ -174,5 +193,5 @@ DEPLOYED: dict[str, Maker] = {"flower-remote": _deployed}
 AUTO = "auto"
 AUTOMATIC = ("stacked", "threaded", "processes")
 """What ``auto`` may come to."""
-WORKERS = ("threaded", "processes")
+WORKERS = ("threaded", "processes", RAY)
 """Engines whose workers compute on one thread each."""

@@ -18,9 +18,8 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool
 from fedrane.data.sampling import Span
-from fedrane.engines.base import LocalEngine, Trained
+from fedrane.engines.base import COLUMNS, LocalEngine, Trained, require_same_metrics
 from fedrane.engines.evaluation import Predicted, against
-from fedrane.errors import FedraneError
 from fedrane.task import Batch, Client, Context, Model, State
 
 T = TypeVar("T")
@@ -159,21 +158,13 @@ def not_replayed(algorithm: Algorithm, reason: str) -> str:
 
 def metrics_of_all(clients: Sequence[int], metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, list[float]]:
     for k, reported in zip(clients, metrics, strict=True):
-        if reported.keys() != metrics[0].keys():
-            raise FedraneError(
-                f"client {k} reports {sorted(reported)}, client {clients[0]} {sorted(metrics[0])}",
-                "a metric is logged for all clients of a round",
-                "Have the hook finish give every client the same names",
-            )
+        require_same_metrics(clients[0], metrics[0], k, reported)
     return {name: [float(reported[name]) for reported in metrics] for name in metrics[0]}
 
 
 def stack_clients(clients: Sequence[Client]) -> Client:
     """A cohort as the server sees it: without its clients' labels."""
-    columns = {
-        name: torch.stack([getattr(client, name) for client in clients])
-        for name in ("index", "size", "steps", "round", "lr")
-    }
+    columns = {name: torch.stack([getattr(client, name) for client in clients]) for name in COLUMNS}
     return Client(labels=None, population=clients[0].population, **columns)
 
 

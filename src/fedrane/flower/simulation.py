@@ -7,12 +7,10 @@ metrics, checkpoints and models are those of a local run.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import queue
 import secrets
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +26,6 @@ from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from ray import cloudpickle
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm
@@ -43,13 +40,13 @@ from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState
 from fedrane.flower.engine import FlowerEngine
 from fedrane.flower.messages import ClientRequest
 from fedrane.flower.nodes import NodePool
+from fedrane.system import ray_runtime
 from fedrane.task import Model, State
 
 FEDERATION = "federation.pickle"
 POLL_INTERVAL = 0.01
 """Seconds between looks for replies, which cost next to nothing here."""
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "FLWR_TELEMETRY_ENABLED": "0"}
-"""No telemetry; and Ray behaves as it will in future versions, of which it would warn."""
+ENVIRONMENT = {**ray_runtime.ENVIRONMENT, "FLWR_TELEMETRY_ENABLED": "0"}
 
 
 class SimulationError(FedraneError):
@@ -95,23 +92,12 @@ def _store(folder: Path, client: int, state: RecordDict, key: str) -> ClientStat
 
 @lru_cache(maxsize=8)
 def _load(path: Path) -> Any:
-    with path.open("rb") as file:
-        return cloudpickle.load(file)
+    return ray_runtime.loads(path.read_bytes())
 
 
 def _save(path: Path, value: Any) -> None:
-    """By value where a node could not import it: what is in a user's file."""
-    pickle: Any = cloudpickle
-    modules = sys.modules.copy()  # at once: while a list of items grows, another thread may import
-    users = [module for name, module in modules.items() if name.startswith("fedrane_user_")]
-    for module in users:
-        pickle.register_pickle_by_value(module)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(value))
-    finally:
-        for module in users:
-            pickle.unregister_pickle_by_value(module)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(ray_runtime.dumps(value))
 
 
 # ---- the grid
@@ -166,7 +152,7 @@ class Simulation:
 
         workers = max(1, min(self.nodes, os.cpu_count() or 1))
         resources = {"num_cpus": 1, "num_gpus": 1 / workers if self.cuda else 0.0}
-        ray = {"num_cpus": workers, "logging_level": logging.ERROR, "log_to_driver": False}
+        ray = {"num_cpus": workers, **ray_runtime.LOGGING}
         backend: dict[str, Any] = {"init_args": ray, "client_resources": resources}
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -186,26 +172,12 @@ def simulation(federation: Federation) -> Iterator[Simulation]:
     if _open and _open[-1].nodes == nodes:
         yield _open[-1]
         return
-    with _quiet("flwr", "ray"), Simulation(nodes, federation.task.device.type == "cuda") as started:
+    with ray_runtime.quiet("flwr", "ray"), Simulation(nodes, federation.task.device.type == "cuda") as started:
         _open.append(started)
         try:
             yield started
         finally:
             _open.remove(started)
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Only errors: a run reports through its callbacks."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 # ---- the engine
