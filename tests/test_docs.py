@@ -58,6 +58,15 @@ def test_every_alias_is_in_the_guide() -> None:
         assert f"{names} (`{key}`)" in text
 
 
+def test_prose_has_at_most_120_columns() -> None:
+    """Tables and code cannot be broken."""
+    for page in sorted({*ROOT.glob("*.md"), *ROOT.glob("experiments/*.md"), *ROOT.glob("docs/**/*.md")}):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "<"))]
+        too_long = [line for line in lines if len(line) > 120 and " " in line.strip()]
+        assert not too_long, page.relative_to(ROOT)
+
+
 def test_every_threat_names_tests_that_exist() -> None:
     """Each that is prevented or detected has one at least."""
     rows = [

@@ -137,7 +137,7 @@ def test_the_commands_of_a_document_run(
     assert ran
 
 
-def test_the_data_of_a_page_are_read_as_it_says(
+def test_the_data_of_a_page_are_read_as_it_describes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The files are what tests/report/test_browser.py downloads from a page, but for most of their columns."""

@@ -139,7 +139,7 @@ def test_the_file_s_own_fields_stay_under_its_own_method(file: Path) -> None:
     assert strength(Experiment.from_toml(file, ["method.strength=2", "method=fedprox"])) == 2.0
 
 
-def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(file: Path) -> None:
+def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_reported(file: Path) -> None:
     """Also if the other method has a field of that name: its meaning and scale are different."""
     for name in ("fedavg", "ditto"):
         e, notices = Experiment.asked([f"method={name}"], file)
@@ -351,7 +351,7 @@ def test_a_word_with_effect_is_none(words: list[str]) -> None:
     assert effects.settle(e) == (e, [])
 
 
-def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None:
+def test_a_file_s_value_without_effect_is_reported_and_taken_out(file: Path) -> None:
     file.write_text(
         "lr = 0.3\n[partition]\nalpha = 0.1\nshards = 2\n[schedule]\nkind = 'step'\nfactor = 0.5\nevery = 3\n"
     )

@@ -161,7 +161,7 @@ def test_every_engine_sees_the_same_images(engine: str) -> None:
         ({"intensity": 1.0}, r"skew\.intensity=1\.0.*must not become black"),
     ],
 )
-def test_every_wrong_setting_says_what_to_do(wrong: dict[str, float], message: str) -> None:
+def test_every_wrong_setting_has_a_remedy(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FeatureSkew(**wrong)
 

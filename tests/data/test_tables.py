@@ -182,7 +182,7 @@ def _refused_frame(data):
     return str(caught.value)
 
 
-def test_a_run_says_what_was_imputed():
+def test_a_run_reports_what_was_imputed():
     said = []
 
     class Listener(fedrane.Callback):

@@ -138,7 +138,7 @@ def test_of_two_that_come_at_once_without_a_roster_both_are_named(tmp_path: Path
     assert "node 2000" in messages[0]
 
 
-def test_a_node_that_never_answers_is_asked_more_and_more_rarely(
+def test_a_node_that_never_replies_is_asked_more_and_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question holds up the others: one node must not take half of a run's time."""

@@ -87,23 +87,23 @@ def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], au
         def loss(params: dict[str, Tensor], method: FedRANE = method, ctx: Context = ctx, task: Task = task) -> Tensor:
             return method.objective(task, ctx, Model(params, {}), imbalanced(1))[0]
 
-        slopes = torch.func.grad(loss)(model.params)
-        for name, gradient in slopes.items():
+        gradients = torch.func.grad(loss)(model.params)
+        for name, gradient in gradients.items():
             moved = float(gradient.abs().sum()) > 0
             assert moved or (name.startswith("head") and contrast > 0) or name == "head.bias", name
 
 
 def test_the_graphs_gradient_flows_only_where_asked() -> None:
     batch = imbalanced(3)
-    slopes = []
+    gradients = []
     for flag in (False, True):
         method = FedRANE(graph_gradient=flag)
         task, ctx = prepared(method)
         model = method.start(task, ctx)
-        slopes.append(
+        gradients.append(
             torch.func.grad(lambda p, m=method, t=task, c=ctx: m.objective(t, c, Model(p, {}), batch)[0])(model.params)
         )
-    assert not torch.equal(slopes[0]["body.0.weight"], slopes[1]["body.0.weight"])
+    assert not torch.equal(gradients[0]["body.0.weight"], gradients[1]["body.0.weight"])
 
 
 def test_without_both_parts_it_is_fedavg() -> None:
@@ -197,7 +197,7 @@ def test_the_loss_is_prediction_plus_contrast() -> None:
     assert values[2] - values[1] == pytest.approx(values[1] - values[0])
 
 
-def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
+def gradients(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
     task, ctx = prepared(method)
     params = method.start(task, ctx).params
     return torch.func.grad(lambda p: method.objective(task, ctx, Model(p, {}), batch)[0])(params)
@@ -205,7 +205,7 @@ def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
 
 def test_the_contrast_alone_moves_the_body() -> None:
     """The gradient is the prediction's plus λ_CD times the contrast's, which reaches body and attention."""
-    none, some, twice = (slopes(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
+    none, some, twice = (gradients(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
     for name in (name for name in none if not name.startswith("head.")):
         contrast = some[name] - none[name]
         assert float(contrast.norm()) > 1e-6, name
@@ -426,7 +426,7 @@ class Sabotaged(FedRANE):
         return done._replace(up=tree.scale(done.up, broken), client_state=tree.scale(done.client_state, broken))
 
 
-def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
+def test_a_client_left_out_is_reported_and_keeps_its_state() -> None:
     listener = Listener()
     result = fedrane.run(quick(method=Sabotaged(calibrate=False), rounds=2), callbacks=[listener])
     assert [record["gne/excluded"] for record in result.history] == [[0], [0]]

@@ -20,7 +20,7 @@ def client(index: int, population: int, round: int = 1) -> Client:
     return Client(integer(index), integer(10), None, integer(1), integer(round), lr, population)
 
 
-def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
+def test_a_draw_takes_positions_by_what_is_left_of_the_weights() -> None:
     """The chance of each pair in its order: p_i p_j / (1 − p_i)."""
     weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=DOUBLE), 20_000
     keys = 1_000_003 * torch.arange(count)

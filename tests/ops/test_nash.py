@@ -158,7 +158,7 @@ def test_opposite_clients_do_not_move() -> None:
 
 
 @pytest.mark.parametrize(("clients", "directions"), [(30, 9), (1000, 20)])
-def test_no_common_half_space_is_said(clients: int, directions: int) -> None:
+def test_no_common_half_space_is_reported(clients: int, directions: int) -> None:
     """A ridge, reported with the residual of the system with it; finite weights, or no move."""
     deviations = draw(directions, clients)
     made = bargain(deviations.T @ deviations)

@@ -345,7 +345,7 @@ def test_headings_and_tables_have_names(read: Reader) -> None:
     assert [text for text in spoken if text and "FedAvg ends at" in text]
 
 
-def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
+def test_the_table_names_what_was_measured(tmp_path: Path) -> None:
     """Mean and deviation over seeds in per cent, and nothing where there is no such model."""
     table = page._results(runs(tmp_path))
     last = table["rows"][0]["cells"][0]
@@ -369,7 +369,7 @@ def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
         (folders.alone, ["Cosines: no run records them", "Bargaining weights"]),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, make: Any, absent: list[str]) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path, make: Any, absent: list[str]) -> None:
     """In one line each, in place of the section."""
     lines, _ = gather([make(tmp_path / "run")])
     read = Reader(page.html(lines, [], {}))

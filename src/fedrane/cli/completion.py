@@ -1,4 +1,4 @@
-"""What the shell proposes for a word that is not complete. It needs no torch, so that the TAB key answers at once."""
+"""What the shell proposes for a word that is not complete. It needs no torch, so that the TAB key works at once."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ class Rows:
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column of numbers."""
         values = self.cells[name]
-        assert not isinstance(values, Coded)  # noqa: S101 - its reader was told to read numbers
+        assert not isinstance(values, Coded)  # noqa: S101 - its reader reads numbers
         return values
 
     def texts(self, name: str) -> Coded:
         """A column of texts."""
         values = self.cells[name]
-        assert isinstance(values, Coded)  # noqa: S101 - its reader was told to read texts
+        assert isinstance(values, Coded)  # noqa: S101 - its reader reads texts
         return values
 
     def missing(self, name: str) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from fedrane.system.files import write_atomically
 
 Examples = NDArray[np.int64]
 _LONGEST_META = 1 << 20
-"""Bytes of what a saved partition says about its origin."""
+"""Bytes of what a saved partition contains about its origin."""
 CONSECUTIVE = "consecutive"
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 

@@ -105,7 +105,7 @@ def is_bounded_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_NUMBER <= value <= MAX_NUMBER
 
 
-# ---- what a node says, and what it may send
+# ---- texts and refusals of a node, and what it may send
 
 
 def bounded_text(text: str) -> str:

@@ -24,7 +24,7 @@ SHOWN_COMMANDS = 2
 
 
 class Fact(NamedTuple):
-    """A title and what there is to say: words, or ``key=value`` and commands as code."""
+    """A title and its text: words, or ``key=value`` and commands as code."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[str]]]

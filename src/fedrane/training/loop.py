@@ -255,7 +255,7 @@ class TrainingLoop:
 
     def _diverged(self, number: int, bad: list[int]) -> Diverged:
         remedy = f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10; "
-        remedy += "a rate or strength of the method may be too large as well"
+        remedy += "a learning rate or strength of the method may be too large as well"
         if (kind := self.experiment.attack.kind) != Attack.kind:
             remedy = f"attack.kind={kind} may be why: use a robust method or gate.kind=refuse. {remedy}"
         return Diverged(
