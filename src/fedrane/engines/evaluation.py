@@ -191,9 +191,11 @@ def two_classes(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics
     """Return F1 over all examples together, and the means of the rankings; nothing if there are not two classes."""
     if not all(len(t.class_examples) == 2 for t in tallies):
         return {}
-    found = sum(t.class_hits[positive] for t in tallies)
-    wrong = sum(t.examples - t.hits for t in tallies)
-    metrics: Metrics = {f"{prefix}f1": 2 * found / (2 * found + wrong)} if found or wrong else {}
+    true_positives = sum(t.class_hits[positive] for t in tallies)
+    errors = sum(t.examples - t.hits for t in tallies)
+    metrics: Metrics = (
+        {f"{prefix}f1": 2 * true_positives / (2 * true_positives + errors)} if true_positives or errors else {}
+    )
     ranked = [(t.ranking, t.examples) for t in tallies if t.ranking]
     if ranked:
         values, weights = zip(*ranked, strict=True)

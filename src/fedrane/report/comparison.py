@@ -345,9 +345,9 @@ def _is_same(key: str) -> bool:
     return key in SAME or key.startswith(("partition.", "skew."))
 
 
-def _different(found: str, key: str) -> ConfigError:
+def _different(problem: str, key: str) -> ConfigError:
     why = "all methods are compared on the same examples, clients and cohorts"
-    return ConfigError(found, why, f"Set {key} for all of them")
+    return ConfigError(problem, why, f"Set {key} for all of them")
 
 
 def _check_comparable(experiments: Mapping[str, Experiment]) -> None:

@@ -117,15 +117,17 @@ def folders_in(path: Path) -> list[Folder]:
     """The run folder of this path, or those in it."""
     if Folder(path).holds_run():
         return [Folder(path)]
-    found = [config for config in path.rglob(CONFIG) if any((config.parent / name).exists() for name in OF_RUNS)]
-    below = [Folder(config.parent) for config in sorted(found, key=lambda config: (len(config.parts), _place(config)))]
+    configs = [config for config in path.rglob(CONFIG) if any((config.parent / name).exists() for name in OF_RUNS)]
+    below = [
+        Folder(config.parent) for config in sorted(configs, key=lambda config: (len(config.parts), _position(config)))
+    ]
     if not below:
         what = f"neither it nor a folder in it has a {CONFIG}" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"{path} holds no run", what, "Name what 'fedrane run' or 'fedrane compare' has written")
     return below
 
 
-def _place(config: Path) -> tuple[Path, int, Path]:
+def _position(config: Path) -> tuple[Path, int, Path]:
     """Runs of a comparison have the order in which their methods were named, others that of their paths."""
     method = config.parent.parent
     order = read_order(method.parent)

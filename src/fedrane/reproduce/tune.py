@@ -252,13 +252,16 @@ def _fits(entry: Mapping[str, Any], key: str, form: type) -> bool:
 def layer(path: Path, entries: Iterable[Mapping[str, Any]], wanted: Experiment) -> Layer | None:
     """The settings in the file for an experiment's method and dataset: for its α if there are any, else for another."""
     here = [
-        {**entry, "method": loading.absolute(entry["method"]), "dataset": _place(entry["dataset"])} for entry in entries
+        {**entry, "method": loading.absolute(entry["method"]), "dataset": _absolute_data(entry["dataset"])}
+        for entry in entries
     ]
-    found = best_settings(here, wanted.method_name, Condition(_place(wanted.dataset), wanted.partition.alpha))
-    return Layer(str(path), {NAME: wanted.method_name, **found}) if found else None
+    settings = best_settings(
+        here, wanted.method_name, Condition(_absolute_data(wanted.dataset), wanted.partition.alpha)
+    )
+    return Layer(str(path), {NAME: wanted.method_name, **settings}) if settings else None
 
 
-def _place(dataset: str) -> str:
+def _absolute_data(dataset: str) -> str:
     """A file by its absolute path: it may be named from another folder."""
     return dataset if dataset in catalogue.NAMES else str(user_path(dataset).resolve())
 
