@@ -26,7 +26,7 @@ import yaml
 
 import fedrane
 from fedrane import methods
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.config import reference
 from fedrane.testing import conformance
 

@@ -16,7 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from fedrane import Experiment, methods
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.config.settings import ALIASES, addressed, by_label, parse
 from fedrane.data.partition import Partitioning
 from fedrane.testing import conformance

@@ -20,7 +20,7 @@ from fedrane import methods
 from fedrane.algorithm import Algorithm
 from fedrane.config import settings
 from fedrane.config.hints import for_key
-from fedrane.data import tables
+from fedrane.data import tabular
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.data.sampling import Span, Steps
@@ -64,7 +64,7 @@ class Experiment:
     """Of a table, or a dataset whose items are dictionaries: columns to leave out, separated by commas."""
     categories: str = ""
     """Of a table: columns of numbers that are categories (codes), separated by commas."""
-    impute: str = tables.NONE
+    impute: str = tabular.NONE
     """Of a table: ``median`` replaces missing values by the median of the training examples, and
     missing categories by the most frequent; with ``none`` they are an error."""
     data_root: str = ""
@@ -164,9 +164,9 @@ class Experiment:
         return self.method
 
     @property
-    def table_options(self) -> tables.TableOptions:
+    def table_options(self) -> tabular.TableOptions:
         """How a table is read."""
-        return tables.TableOptions(*(getattr(self, key) for key in tables.TABLE_KEYS))
+        return tabular.TableOptions(*(getattr(self, key) for key in tabular.TABLE_KEYS))
 
     @property
     def length(self) -> Span:

@@ -14,7 +14,7 @@ import fedrane
 from fedrane import Experiment
 from fedrane.data import Dataset, from_csv, load
 from fedrane.data.readers import read_labelled
-from fedrane.data.tables import TableOptions
+from fedrane.data.tabular import TableOptions
 from fedrane.errors import ConfigError, DataError, FedraneError
 from fedrane.training.predictor import read_named_inputs
 

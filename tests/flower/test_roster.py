@@ -13,7 +13,7 @@ from flwr.app import Array, Message
 from typer.testing import CliRunner
 
 import fedrane
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.errors import ConfigError
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import AppConfig

@@ -42,7 +42,7 @@ OPTIONS = ("-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
 SLIPS = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError")
 """A mutant that raises one of these is no defect somebody might make, but a slip in its table."""
 NEEDED = (
-    "fedrane.cli.app",
+    "fedrane.cli.commands",
     "fedrane.testing.conformance",
     "cvxpy",
     "hypothesis.strategies",

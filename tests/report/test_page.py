@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import folders
 from fedrane import report
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.errors import FedraneError
 from fedrane.report import page, plots, provenance
 from fedrane.report.runs import gather

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from fedrane import MLflowLogger, TensorBoardLogger, WandbLogger
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.training.result import Result

@@ -17,7 +17,7 @@ from fedrane.algorithm import Algorithm, Needs
 from fedrane.config.settings import FIELD, PRESET, WORD, Notice
 from fedrane.data import catalogue
 from fedrane.data.partition import CONSECUTIVE, Partitioning
-from fedrane.data.tables import is_table
+from fedrane.data.tabular import is_table
 from fedrane.data.text import SUFFIX, is_text
 from fedrane.errors import ConfigError, NoEffect
 from fedrane.experiment import PYTHON, Experiment

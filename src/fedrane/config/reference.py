@@ -170,14 +170,14 @@ def _experiment_keys() -> Iterator[Key]:
 
     from fedrane import methods, models
     from fedrane.config.settings import ALIASES
-    from fedrane.data import catalogue, partition, tables
+    from fedrane.data import catalogue, partition, tabular
     from fedrane.engines import registry
     from fedrane.experiment import PRECISIONS, Experiment
     from fedrane.models.norms import POLICIES
     from fedrane.ops import adam, attack, gate, sgd
 
     closed: dict[str, Sequence[str]] = {
-        "impute": tables.IMPUTE,
+        "impute": tabular.IMPUTE,
         "norm": POLICIES,
         "engine": (registry.AUTO, *registry.ENGINES),
         "precision": PRECISIONS,

@@ -16,7 +16,7 @@ from fedrane.data.arrays import Array
 from fedrane.data.columns import no_column
 from fedrane.data.dataset import Dataset
 from fedrane.data.readers import alike, assembled, pixels_of
-from fedrane.data.tables import TableOptions
+from fedrane.data.tabular import TableOptions
 from fedrane.errors import ConfigError, DataError
 
 TRAIN, TEST = "train", "test"

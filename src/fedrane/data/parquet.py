@@ -1,4 +1,4 @@
-"""Reads Parquet files as a frame, one column at a time: what :func:`fedrane.data.tables.read_frame` takes."""
+"""Reads Parquet files as a frame, one column at a time: what :func:`fedrane.data.tabular.read_frame` takes."""
 
 from __future__ import annotations
 

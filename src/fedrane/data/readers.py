@@ -17,7 +17,7 @@ from fedrane.data import arrays as npz
 from fedrane.data.arrays import Array, Header
 from fedrane.data.columns import Table
 from fedrane.data.dataset import CLASSES_ONLY, Dataset, as_numbers, hold_out_of_clients, moments
-from fedrane.data.tables import is_table, labels, read_known
+from fedrane.data.tabular import is_table, labels, read_known
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
 from fedrane.system.files import user_path

@@ -21,7 +21,7 @@ from fedrane import data
 from fedrane.config import sources
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split, split_sizes
-from fedrane.data.tables import is_table, read_table
+from fedrane.data.tabular import is_table, read_table
 from fedrane.data.text import from_text, is_text
 from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError

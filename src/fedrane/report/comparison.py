@@ -21,7 +21,7 @@ from fedrane.config import effects, sources, words
 from fedrane.config.settings import NAME, Notice, addressed, by_label, dotted
 from fedrane.config.words import Words, warn
 from fedrane.data.federation import Federation
-from fedrane.data.tables import TABLE_KEYS
+from fedrane.data.tabular import TABLE_KEYS
 from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, Diverged, nearest
 from fedrane.experiment import KEYS, Experiment, read_toml

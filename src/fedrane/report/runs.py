@@ -17,7 +17,7 @@ from fedrane.errors import CheckpointError, Diverged, printable
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
 from fedrane.report.style import title
 from fedrane.training import sessions
-from fedrane.training.records import problem
+from fedrane.training.round_records import problem
 from fedrane.training.run_folder import CONFIG, METADATA, METRICS, SESSIONS, Folder, read_order
 
 OF_RUNS = (METADATA, METRICS, SESSIONS)

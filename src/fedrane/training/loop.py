@@ -31,8 +31,8 @@ from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
 from fedrane.training.gating import gated, loss_objection
 from fedrane.training.predictor import Inputs
-from fedrane.training.records import problem
 from fedrane.training.result import Result, last_round, stalled
+from fedrane.training.round_records import problem
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
 from fedrane.training.saved import read_calibration
 from fedrane.training.setup import algorithm_at

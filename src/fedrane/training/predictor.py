@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.data import readers, tables, text
+from fedrane.data import readers, tabular, text
 from fedrane.data.columns import Table
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Normaliser, describe, each_of
-from fedrane.data.tables import Frame
+from fedrane.data.tabular import Frame
 from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.experiment import Experiment
@@ -157,7 +157,7 @@ class Predictor(nn.Module):
             return torch.from_numpy(text.last_window(x, self.inputs.alphabet, *self.inputs.shape)).to(self._device)
         if not isinstance(x, Tensor) and isinstance(x, (str, Path, Frame)):  # the first, for torch.compile
             table = self.inputs.require_table("the input")
-            return torch.from_numpy(table.encode(tables.read_known(x, table))).to(self._device)
+            return torch.from_numpy(table.encode(tabular.read_known(x, table))).to(self._device)
         if not isinstance(x, Tensor):
             raise DataError(f"the input is a {type(x).__name__}", "a model takes tensors", "Use torch.as_tensor(x)")
         self._check_shape(tuple(x.shape))
@@ -310,9 +310,9 @@ def read_named_inputs(path: Path, inputs: Inputs, image_size: int) -> Iterator[t
         x, names = text.last_window(before, inputs.alphabet, *shape), [str(path)]
     elif inputs.vocabulary:
         raise DataError(f"{path} is no .npz or text file", "the model takes sequences of numbers of a vocabulary")
-    elif tables.is_table(path):
+    elif tabular.is_table(path):
         table = inputs.require_table(path)
-        x = table.encode(tables.read_known(path, table))
+        x = table.encode(tabular.read_known(path, table))
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
         raise DataError(f"{path} is no CSV or .npz file", f"the model takes table rows of {shape[0]} numbers")

@@ -41,7 +41,7 @@ from fedrane.system.files import (
 )
 from fedrane.task import Model, State
 from fedrane.training import digests
-from fedrane.training.records import problem
+from fedrane.training.round_records import problem
 
 try:
     import fcntl

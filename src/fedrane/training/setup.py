@@ -18,7 +18,7 @@ from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
 from fedrane.data.federation import Federation
 from fedrane.data.objects import MapStyle, Splits, handed_over
-from fedrane.data.tables import Frame, read_table
+from fedrane.data.tabular import Frame, read_table
 from fedrane.engines.processes import impossible, require_possible
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import PYTHON, Experiment
