@@ -143,7 +143,7 @@ def search() -> ModuleType:
     return module
 
 
-def test_the_search_runs_on_the_rows_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
+def test_the_search_runs_on_the_examples_that_tune_leaves(search: ModuleType, tmp_path: Path) -> None:
     """Each example has its client already: a saved partition of all examples must not be applied."""
     plan = tmp_path / "plan.toml"
     plan.write_text(

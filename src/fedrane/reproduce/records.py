@@ -46,7 +46,7 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         "other_seconds": None if wall is None else round(max(wall - within, 0.0), 3),
         "rounds": len(history),
         "evaluations": sum(1 for r in history if f"{GLOBAL}/accuracy" in r or f"{PERSONAL}/accuracy" in r),
-        "rows": sum(r.get("train/examples", 0) for r in history),
+        "examples": sum(r.get("train/examples", 0) for r in history),
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
