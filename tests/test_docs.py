@@ -58,6 +58,11 @@ def test_every_alias_is_in_the_guide() -> None:
         assert f"{names} (`{key}`)" in text
 
 
+def test_every_alias_is_in_the_help_of_a_run() -> None:
+    text = " ".join(CliRunner().invoke(app, ["run", "--help"]).stdout.split())
+    assert all(f"{alias} ({key})" in text for alias, key in ALIASES.items())
+
+
 def test_prose_has_at_most_120_columns() -> None:
     """Tables and code cannot be broken."""
     for page in sorted({*ROOT.glob("*.md"), *ROOT.glob("experiments/*.md"), *ROOT.glob("docs/**/*.md")}):
@@ -65,6 +70,14 @@ def test_prose_has_at_most_120_columns() -> None:
         lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "<"))]
         too_long = [line for line in lines if len(line) > 120 and " " in line.strip()]
         assert not too_long, page.relative_to(ROOT)
+
+
+def test_the_files_of_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = {name for name in re.findall(r"[\w/]+(?:\.py|\.md|/(?![\w…]))", text) if "NAME" not in name}
+    assert {"runner.py", "training/loop.py", "kernels/"} <= names
+    source = ROOT / "src" / "fedrane"
+    assert not [name for name in names if not any((base / name).exists() for base in (source, ROOT))]
 
 
 def test_every_threat_names_tests_that_exist() -> None:
