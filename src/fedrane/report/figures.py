@@ -122,7 +122,7 @@ def _curves(lines: Sequence[Line], measure: str = measures.ACCURACY) -> list[tup
 
 
 def _accuracy(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
-    if any(len(curves) > style.MANY for _, curves in by_model):
+    if any(len(curves) > style.MAX_LINES_IN_PLOT for _, curves in by_model):
         return _each_alone(lines, by_model)
     figure, axes = _panels(len(by_model), 2, 2.6, 0.4)
     _share(axes, axes)
@@ -154,7 +154,7 @@ def _cost(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]
     _share(axes[::2], axes)
     _share(axes[1::2])
     together = [curve for _, curves in by_model for curve in curves]
-    many = any(len(curves) > style.MANY for _, curves in by_model)
+    many = any(len(curves) > style.MAX_LINES_IN_PLOT for _, curves in by_model)
     for row, (model, curves) in enumerate(by_model):
         for column, (of, scales) in enumerate((("seconds", style.SECONDS), ("sent", style.BYTES))):
             axis = axes[2 * row + column]

@@ -22,7 +22,7 @@ from fedrane.report.comparison import Cell
 from fedrane.report.measures import COSINE, MODEL_TYPES, SOLVED, Curve, Grid
 from fedrane.report.plots import Plot
 from fedrane.report.runs import Line, Run, differing, in_words
-from fedrane.report.style import MANY, class_colours, colour, dash, duration, listed, size, symbol
+from fedrane.report.style import MAX_LINES_IN_PLOT, class_colours, colour, dash, duration, listed, size, symbol
 from fedrane.report.tsne import Points
 from fedrane.system import extras
 from fedrane.training.wording import count
@@ -319,7 +319,7 @@ def _curves(lines: Sequence[Line], measure: str = measures.ACCURACY) -> dict[str
 
 def _are_many(by_model: Mapping[str, Sequence[Curve]]) -> bool:
     """Whether there are too many for one plot."""
-    return any(len(curves) > MANY for curves in by_model.values())
+    return any(len(curves) > MAX_LINES_IN_PLOT for curves in by_model.values())
 
 
 def _over_rounds(
@@ -407,7 +407,7 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
         "Accuracy on each client’s own test examples after the last round. A point is a client; a box is half of them. "
         "Here and below, clients are in the order of their training examples, the most first."
     )
-    return Section("clients", "Clients", lead, panels, "", "" if len(lines) > MANY else "lines", remarks)
+    return Section("clients", "Clients", lead, panels, "", "" if len(lines) > MAX_LINES_IN_PLOT else "lines", remarks)
 
 
 def _cost(lines: Sequence[Line]) -> Section | Absent:
@@ -415,7 +415,7 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
     remarks: list[str] = []
     by_model = _curves(lines)
     together = [curve for curves in by_model.values() for curve in curves]
-    many = any(len(curves) > MANY for curves in by_model.values())
+    many = any(len(curves) > MAX_LINES_IN_PLOT for curves in by_model.values())
     for model, curves in by_model.items():
         for of, about in (("seconds", "over training time"), ("sent", "over bytes sent")):
             shown = [c for c in curves if getattr(c, of)[-1] > 0]

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from fedrane.report.measures import Clients, Curve, Grid, Recalls, Residuals, Worst, cheapest, envelope, span
 from fedrane.report.runs import Line, Run
-from fedrane.report.style import BYTES, MANY, SECONDS, class_colours, colour, dash, decades, shorten, symbol, unit
+from fedrane.report.style import (
+    BYTES,
+    MAX_LINES_IN_PLOT,
+    SECONDS,
+    class_colours,
+    colour,
+    dash,
+    decades,
+    shorten,
+    symbol,
+    unit,
+)
 from fedrane.report.tsne import Points
 
 Plot = dict[str, Any]
@@ -309,7 +320,7 @@ def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: floa
     y = _names(lines, [each.line for each in clients])
     room = max(4 * (1 - lowest), 0.5)
     x = {"title": _title("accuracy, %"), "range": plain([100 * lowest - room, 100 + room])}
-    return _plot(data, 90 + (44 if len(clients) <= MANY else 30) * len(clients), x, y)
+    return _plot(data, 90 + (44 if len(clients) <= MAX_LINES_IN_PLOT else 30) * len(clients), x, y)
 
 
 def _who(line: Line, clients: Clients) -> list[list[int]]:
@@ -366,7 +377,9 @@ def _table(
     cells |= {"xgap": 2, "ygap": 2} if few else {"ygap": 2}
     scale = {SEQUENTIAL: {"cmin": 0, "cmax": 100, "showscale": False}}
     x = {"tickangle": 0, "showgrid": False, "ticks": "", "zeroline": False} | x
-    return _plot([cells], 120 + (34 if len(shown) <= MANY else 24) * len(shown), x, _names(lines, shown), **scale)
+    return _plot(
+        [cells], 120 + (34 if len(shown) <= MAX_LINES_IN_PLOT else 24) * len(shown), x, _names(lines, shown), **scale
+    )
 
 
 def partition(run: Run) -> Plot:
