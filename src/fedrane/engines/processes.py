@@ -70,12 +70,12 @@ class Processes(Sequential):
             with ProcessPoolExecutor(
                 max_workers=max(1, min(self.number, len(items))),
                 mp_context=multiprocessing.get_context("fork"),
-                initializer=_initialise_worker,
+                initializer=_settle,
                 initargs=(os.getpid(), one),
             ) as pool:
                 try:
                     with _uninterrupted():
-                        futures = {position: pool.submit(_run_job, position) for position in longest_first}
+                        futures = {position: pool.submit(_do, position) for position in longest_first}
                     return [_unpack(futures[position].result(), file) for position in range(len(items))]
                 except BaseException as error:  # an interrupt as well: what is being computed is not waited for
                     with _uninterrupted():
@@ -111,12 +111,12 @@ def _uninterrupted() -> Iterator[None]:
 _job: Callable[[int], Any]
 
 
-def _initialise_worker(parent: int, job: Callable[[int], Any]) -> None:
+def _settle(parent: int, job: Callable[[int], Any]) -> None:
     global _job
     _job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, and decides
     sys.stdout, sys.stderr = _reopened(sys.stdout), _reopened(sys.stderr)
-    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
 
 
@@ -129,18 +129,18 @@ def _reopened(stream: Any) -> Any:
     return open(file, "w", buffering=1, encoding=stream.encoding, errors="backslashreplace", closefd=False)
 
 
-def _exit_with_parent(parent: int) -> None:
+def _follow(parent: int) -> None:
     """End with the parent, however that has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _run_job(position: int) -> Any:
+def _do(position: int) -> Any:
     try:
         return _job(position)
     except Exception as error:
-        if _is_picklable(error):
+        if _can_travel(error):
             raise
         portable = RuntimeError(f"{type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", ()):
@@ -148,7 +148,7 @@ def _run_job(position: int) -> Any:
         raise portable from None
 
 
-def _is_picklable(error: Exception) -> bool:
+def _can_travel(error: Exception) -> bool:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
     except Exception:  # noqa: BLE001 - a user's class may raise anything

@@ -135,7 +135,7 @@ def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
     """The median over similar cells. The time around the rounds is of cells that were not interrupted."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        if record["status"] == DONE and record["examples"] and "tune" not in record["settings"]:
+        if record["status"] == DONE and record.get("examples") and "tune" not in record["settings"]:
             # The first records name the engine as it was asked for.
             asked = str(record.get("engine_asked", record["engine"]))
             groups.setdefault(_like(record["settings"], record["device"], asked), []).append(record)
