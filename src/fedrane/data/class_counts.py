@@ -1,4 +1,4 @@
-"""How many examples of each class every client gets, where that is decided by a promise and not by one draw per class.
+"""How many examples of each class every client gets, where its number of classes or of examples is prescribed.
 
 Both functions return a matrix of clients × classes with the given sums; which examples these are is drawn elsewhere.
 """
