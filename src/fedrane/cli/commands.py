@@ -42,6 +42,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+completion.answer_the_first_tab()
 app = typer.Typer(
     cls=Group,
     help="Federated learning on non-IID data: train, compare, report, reproduce.",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import typer
+from typer import _completion_shared as shells
 
 from fedrane.config import reference
 from fedrane.reproduce.names import ALL, known
@@ -16,6 +17,19 @@ from fedrane.reproduce.names import ALL, known
 Proposals = Iterable[tuple[str, str]]
 """Each with its description, which zsh and fish show."""
 SETTINGS, FIELD, CONFIG = "settings", "method.", "config.toml"
+REGISTER = "compdef %(complete_func)s %(prog_name)s"
+PROPOSE_OR_REGISTER = f"""
+if [ "$funcstack[1]" = "_%(prog_name)s" ]; then
+  %(complete_func)s "$@"
+else
+  {REGISTER}
+fi"""
+
+
+def answer_the_first_tab() -> None:
+    """Zsh runs the installed script at the first TAB of a session, and typer's then registers and proposes nothing."""
+    scripts = shells._completion_scripts
+    scripts["zsh"] = scripts["zsh"].replace(f"\n{REGISTER}", PROPOSE_OR_REGISTER)
 
 
 def words(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:

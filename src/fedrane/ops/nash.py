@@ -357,4 +357,4 @@ CHOICES = {
     "solver": tuple(SOLVERS),
 }
 RANGES = {"blend": (0, 1), "power": (0, 2)}
-"""What :class:`Terms` may be."""
+"""What ``Terms`` may be."""

@@ -198,7 +198,7 @@ class Comparison:
         return f"{markdown_table(self.heads, self._lines(mark_markdown))}\n{self.caption}\n"
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The numbers of :attr:`rows`; with ``path``, also written there."""
+        """The numbers of ``rows``; with ``path``, also written there."""
         rows = self.rows
         return _written(path, csv_text(list(rows[0]), [list(row.values()) for row in rows]))
 
@@ -224,7 +224,7 @@ class Comparison:
         return _written(path, "\n".join(text))
 
     def to_pandas(self) -> DataFrame:
-        """The numbers of :attr:`rows` as a data frame, with a row for each method."""
+        """The numbers of ``rows`` as a data frame, with a row for each method."""
         extras.require("pandas", "to_pandas", "pandas")
         import pandas as pd
 

@@ -214,6 +214,8 @@ class Worst(NamedTuple):
     """Their training examples."""
     accuracy: Floats
     """Lines × clients."""
+    of: int = 0
+    """How many clients all lines have."""
 
 
 def worst(lines: Sequence[Line], model: str) -> Worst:
@@ -232,7 +234,7 @@ def worst(lines: Sequence[Line], model: str) -> Worst:
     counts = {(run.seed, k): n for line in lines for run in line.runs for k, n in enumerate(run.counts.tolist())}
     order = sorted(lowest.tolist(), key=lambda i: -counts[shared[i]])
     who = [shared[i] for i in order]
-    return Worst([c.line for c in each], who, [counts[each] for each in who], table[:, order])
+    return Worst([c.line for c in each], who, [counts[each] for each in who], table[:, order], len(shared))
 
 
 def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:

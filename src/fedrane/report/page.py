@@ -397,6 +397,8 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
         worst = measures.worst(lines, model)
         if comparable and worst.who:
             about = f"the {len(worst.who)} clients with the lowest accuracy on average over the methods, accuracy in %"
+            if len(worst.who) == worst.of:
+                about = "every client, accuracy in %"
             cells.append(Panel(f"worst-{model}", MODELS[model], plots.worst(lines, worst, seeds), about))
     panels = boxes + cells
     if not panels:
