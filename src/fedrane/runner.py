@@ -31,7 +31,7 @@ from fedrane.training.resume import (
     replanned,
     require_same_states,
 )
-from fedrane.training.run_folder import PARTITION, Folder
+from fedrane.training.run_folder import CONFIG, PARTITION, Folder
 from fedrane.training.saved import read_models, require_fit
 from fedrane.training.setup import (
     Network,
@@ -174,6 +174,8 @@ def resume(
             earlier, session = sessions.read(folder), sessions.describe(chosen, done)
             if earlier and (other := sessions.differences(earlier[-1], session)):
                 notes.append(f"not as in the session before: {', '.join(other)}. The last bits of results may differ.")
+            if earlier and (other := sessions.edited(earlier[0], experiment)):
+                notes.append(f"{CONFIG} was edited: {', '.join(other)}. The last bits of results may differ.")
             session |= {"changed_inputs": inputs.changed, "notes": notes}
             if replan:
                 session[sessions.ROUNDS]["planned_before"] = before.rounds

@@ -82,6 +82,35 @@ def test_names_and_folders(tmp_path: Path) -> None:
     assert completion.CONFIG == run_folder.CONFIG
 
 
+HOSTILE = (
+    "$(touch p)",
+    "\\$(touch p)",
+    "`touch p`",
+    "\\`touch p`",
+    "a;touch p",
+    "a\ntouch p",
+    "'",
+    '"',
+    "\x1b[2J",
+    "a|b",
+)
+
+
+def test_a_name_that_a_shell_would_take_for_a_command_is_not_proposed(tmp_path: Path) -> None:
+    """zsh evaluates what it gets: a folder of somebody else must not run a command by the TAB key alone."""
+    for name in (*HOSTILE, "größe-0.5", "my run"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / completion.CONFIG).touch()
+        (tmp_path / f"{name}.toml").touch()
+    lines = asked(
+        tmp_path, _FEDRANE_COMPLETE="complete_bash", COMP_WORDS="fedrane\nresume", COMP_CWORD="2"
+    ).splitlines()
+    assert lines == ["runs/größe-0.5", "runs/my run"]
+    assert '"runs/my run"' in zsh("resume ", cwd=tmp_path)
+    for line in ("resume ", "run "):
+        assert "touch p" not in zsh(line, cwd=tmp_path)
+
+
 def test_zsh_shows_meanings() -> None:
     shown = zsh("run method=fedr")
     assert '"method=fedrod":"A generic predictor' in shown

@@ -3,13 +3,16 @@
 import gzip
 import hashlib
 import json
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import io
+from scipy.sparse import csc_matrix
 
+from contained import used_or_refused
 from fedrane.data import catalogue, download, load, medmnist
 from fedrane.data.dataset import hold_out
 from fedrane.data.partition import Partitioning, partition
@@ -234,7 +237,10 @@ def test_svhn_has_ten_for_zero(tmp_path):
         (HOUSES[:16], NUMBERS, "X (16, 32, 3, 4)"),
         (HOUSES, np.array([[1], [11], [2], [3]], np.uint8), "labels from 1 to 11"),
         (HOUSES, np.array([[1], [0], [2], [3]], np.uint8), "labels from 0 to 3"),
-        (HOUSES / 255, NUMBERS, "images of float64"),
+        (HOUSES / 255, NUMBERS, "images of double"),
+        (HOUSES, np.array([["1"], ["2"], ["3"], ["4"]]), "labels of char"),
+        (HOUSES, np.zeros((4, 1), [("a", float)]), "labels of struct"),
+        (HOUSES, csc_matrix(np.ones((4, 1))), "labels of sparse"),
     ],
 )
 def test_another_matlab_file_is_one_clear_error(tmp_path, x, y, complaint):
@@ -243,6 +249,15 @@ def test_another_matlab_file_is_one_clear_error(tmp_path, x, y, complaint):
     with pytest.raises(DataError, match="fedrane data get svhn") as caught:
         catalogue.load("svhn", tmp_path)
     assert complaint in caught.value.problem
+
+
+def test_an_array_that_occurs_twice_in_a_matlab_file_is_refused(tmp_path):
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        write_svhn(tmp_path / "SVHN", name, HOUSES, NUMBERS)
+    path = tmp_path / "SVHN" / "train_32x32.mat"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[128:])  # without its header
+    with pytest.raises(DataError, match=r"has X .*, y .*, X .*, y"):
+        catalogue.load("svhn", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"MATLAB 5.0", b"x" * 500, None])
@@ -294,7 +309,7 @@ def test_medmnist_is_read_from_its_file(name, tmp_path):
         ({"train_images": np.zeros((3, 64, 64, 3), np.uint8)}, "train_images of uint8 (3, 64, 64, 3)"),
         ({"train_images": np.zeros((3, 28, 28), np.uint8)}, "train_images of uint8 (3, 28, 28)"),
         ({"train_labels": np.array([[0], [9], [1]], np.uint8)}, "labels from 0 to 9"),
-        ({"train_images": np.array([{}, {}, {}])}, "cannot be read"),
+        ({"train_images": np.array([{}, {}, {}])}, "train_images of object (3,)"),
     ],
 )
 def test_another_file_of_medmnist_is_one_clear_error(tmp_path, changes, complaint):
@@ -305,6 +320,14 @@ def test_another_file_of_medmnist_is_one_clear_error(tmp_path, changes, complain
     assert complaint in str(caught.value)
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match=r"pathmnist\.npz cannot be read"):
+        catalogue.load("pathmnist", tmp_path)
+
+
+def test_labels_of_another_number_are_not_unpacked(tmp_path, monkeypatch):
+    labels = np.zeros((10_000_000, 1), np.int64)
+    write_medmnist(tmp_path / "MedMNIST" / "pathmnist.npz", 3, [0, 1, 8], train_labels=labels)
+    monkeypatch.setattr(medmnist.arrays, "read", None)
+    with pytest.raises(DataError, match=r"train_labels of int64 \(10000000, 1\)"):
         catalogue.load("pathmnist", tmp_path)
 
 
@@ -350,6 +373,25 @@ def test_femnist_has_a_client_for_each_user(tmp_path):
     assert partition(data.y, 62, 0, Partitioning(), 0, data.client).sizes.tolist() == [2, 3, 2]
 
 
+def test_a_user_s_name_may_be_long(tmp_path):
+    folder, name = tmp_path / "LEAF" / "femnist", "u" * 3_000_000
+    content = json.dumps({"user_data": {name: {"x": written(*[1.0] * 300), "y": [0] * 300}}})
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "data.json").write_text(content)
+    data = used_or_refused(tmp_path, lambda: catalogue.load("femnist", tmp_path))
+    assert data is not None
+    assert data.client.tolist() == [0] * 300
+
+
+def test_a_pipe_is_no_file_of_leaf(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / "LEAF" / "femnist" / part).mkdir(parents=True)
+        os.mkfifo(tmp_path / "LEAF" / "femnist" / part / "data.json")
+    with pytest.raises(DataError, match="not a plain file"):
+        catalogue.load("femnist", tmp_path)
+
+
 def test_femnist_in_bytes_is_the_same(tmp_path):
     folder = tmp_path / "LEAF" / "femnist"
     for part in ("train", "test"):
@@ -371,6 +413,7 @@ def test_femnist_in_bytes_is_the_same(tmp_path):
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": [62]}}}), "user 'a' has labels"),
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": ["a"]}}}), "user 'a' has labels"),
         (json.dumps({"user_data": {"a": {"x": [[float("nan")] * 784], "y": [1]}}}), "user 'a' has examples"),
+        (json.dumps({"user_data": {"a": {"x": [[10**400] * 784], "y": [0]}}}), "the data of user 'a' cannot be used"),
         ('{"user_data": {}}', "has no examples"),
     ],
 )

@@ -17,6 +17,9 @@ from fedrane.reproduce.names import ALL, known
 Proposals = Iterable[tuple[str, str]]
 """Each with its description, which zsh and fish show."""
 SETTINGS, FIELD, CONFIG = "settings", "method.", "config.toml"
+_HARMLESS = re.compile(r"[\w@%+=:,./~ -]+")
+"""Names of files that mean nothing else to a shell: zsh evaluates what is proposed, and bash puts it into the line as
+it is, so a folder called ``$(…)`` would be a command."""
 REGISTER = "compdef %(complete_func)s %(prog_name)s"
 PROPOSE_OR_REGISTER = f"""
 if [ "$funcstack[1]" = "_%(prog_name)s" ]; then
@@ -90,7 +93,8 @@ def run_folder(incomplete: str) -> Proposals:
 
 
 def _files(start: str, rest: str) -> list[str]:
-    return sorted(glob.glob(glob.escape(start) + rest))  # noqa: PTH207 - a Path would not keep the start as it is written
+    found = glob.glob(glob.escape(start) + rest)  # noqa: PTH207 - a Path would not keep the start as it is written
+    return sorted(filter(_HARMLESS.fullmatch, found))
 
 
 def _joined(given: Sequence[str]) -> list[str]:

@@ -179,8 +179,7 @@ class KnownLeaf(Known):
     def parts(self, folder: Path, remedy: str) -> Parts:
         [train], [test] = self.train_files, self.test_files
         trained, tested = (leaf.femnist(folder / name, len(self.classes), remedy) for name in (train, test))
-        owner = np.unique(trained.users, return_inverse=True)[1].astype(np.int64)
-        return Parts((trained.x, trained.y), (tested.x, tested.y), owner)
+        return Parts((trained.x, trained.y), (tested.x, tested.y), trained.users)
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

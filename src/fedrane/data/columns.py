@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
 
+LONGEST_TEXT = 200
+"""Characters of a category."""
 ABSENT = -1
 """The code of a cell without a value."""
 _SHOWN = 10

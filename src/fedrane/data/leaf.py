@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedrane.errors import DataError
 from fedrane.system import memory
+from fedrane.system.files import plain_size
 
 _SIDE = 28
 _PER_BYTE = 12
@@ -27,15 +28,15 @@ class Examples(NamedTuple):
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
-    users: NDArray[np.str_]
-    """The user of each."""
+    users: NDArray[np.int64]
+    """The user of each, 0 … K − 1 in the order of their names."""
 
 
 def users(folder: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Each user of a folder's files, with the examples and their labels as they are in the file."""
     for path in sorted(folder.glob("*.json")):
-        memory.require(_PER_BYTE * path.stat().st_size, str(path), "Let LEAF write smaller files, or use more memory")
         try:
+            memory.require(_PER_BYTE * plain_size(path), str(path), "Let LEAF write smaller files, or use more memory")
             content = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path} cannot be read as JSON: {error}", "", remedy) from error
@@ -52,13 +53,13 @@ def users(folder: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]
 
 def femnist(folder: Path, classes: int, remedy: str) -> Examples:
     """Read the images of FEMNIST in a folder: 784 numbers each, from 0 to 1, or bytes in LEAF's first version."""
-    images, labels, owners = [], [], []
+    images, labels, owners = [], [], []  # not an array of names: each would take as much as the longest
     for user, x, y in users(folder, remedy):
         if not y:
             continue
         try:
             pixels, numbers = np.array(x, dtype=np.float64), np.array(y)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{folder}: the data of user {user!r} cannot be used: {error}", "", remedy) from error
         scaled = pixels * 255 if pixels.size and pixels.max() <= 1 else pixels
         if pixels.ndim != 2 or pixels.shape[1] != _SIDE**2 or not ((scaled >= 0) & (scaled <= 255)).all():
@@ -72,7 +73,9 @@ def femnist(folder: Path, classes: int, remedy: str) -> Examples:
             raise DataError(f"{folder}: user {user!r} has labels that are no classes", why, remedy)
         images.append(np.rint(scaled).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE))
         labels.append(numbers.astype(np.int64))
-        owners.append(np.full(len(numbers), user))
+        owners.append(user)
     if not images:
         raise DataError(f"{folder} has no examples", "", remedy)
-    return Examples(np.concatenate(images), np.concatenate(labels), np.concatenate(owners))
+    number = {user: index for index, user in enumerate(sorted({*owners}))}
+    users_of = np.repeat([number[user] for user in owners], [len(part) for part in labels])
+    return Examples(np.concatenate(images), np.concatenate(labels), users_of)

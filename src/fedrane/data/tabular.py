@@ -26,7 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.data import parquet
-from fedrane.data.columns import ABSENT, Coded, Rows, Table, derive, missing_values, no_column, require_values
+from fedrane.data.columns import (
+    ABSENT,
+    LONGEST_TEXT,
+    Coded,
+    Rows,
+    Table,
+    derive,
+    missing_values,
+    no_column,
+    require_values,
+)
 from fedrane.data.dataset import CLASSES_ONLY, Dataset, hold_out_of_clients, moments
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.system import memory
@@ -48,7 +58,6 @@ _SEPARATORS = ",;\t|"
 _GZIP = b"\x1f\x8b"
 _LONGEST_ROW = 1 << 24
 """In characters. Quoted cells may have several lines, so a row without end need not be a line without end."""
-_LONGEST_TEXT = 200
 _MOST_COLUMNS = 100_000
 _CELLS_AT_ONCE = 1 << 18
 _PER_CELL = 8 + 3 * 4
@@ -349,9 +358,9 @@ class _Reader:
         """The code of a text that is seen for the first time."""
         if text.lower() in _MISSING:
             return ABSENT
-        if len(text) > _LONGEST_TEXT:
+        if len(text) > LONGEST_TEXT:
             short = f"{text[:40]}…"
-            why = f"a category has at most {_LONGEST_TEXT} characters, and other texts are not read"
+            why = f"a category has at most {LONGEST_TEXT} characters, and other texts are not read"
             raise self._error(short, place, why, f"Leave the column out: drop={self.name}")
         if self.guessed and (_number(text) is not None or _DECIMAL_COMMA.fullmatch(text)):
             raise self._mixed(text, place, "texts")
