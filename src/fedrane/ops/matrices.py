@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-BLOCK_SIZE = 1 << 23
+BLOCK_SIZE = 1 << 20
 """Elements of a factor that are scaled at a time, so that it is never copied as a whole."""
 
 
@@ -87,12 +87,10 @@ class Factored(NamedTuple):
         diagonal, (rows, columns) = w + self.ridge * x**2, self.factor.shape
         factor, scale = (torch.from_numpy(a) for a in (self.factor, (x / np.sqrt(diagonal))[:, None]))
         inner = torch.eye(columns, dtype=factor.dtype)
-        height, quarter = max(1, BLOCK_SIZE // columns), -(-columns // 4)
+        height = max(1, BLOCK_SIZE // columns)
         for begin in range(0, rows, height):
             block = factor[begin : begin + height] * scale[begin : begin + height]
-            for left in range(0, columns, quarter):  # the upper triangle, with a product twice as fast as NumPy's
-                right = left + quarter
-                inner[:right, left:right] += block[:, :right].T @ block[:, left:right]
+            inner += block.T @ block  # torch's product takes half the time of NumPy's
         share = _solve(inner.numpy(), self.factor.T @ (x * gradient / diagonal))
         if share is None:
             return None

@@ -179,7 +179,7 @@ def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms, seed: int
     powers = powers * (ratio > 0).sum() / powers.sum().clamp(min=1e-300)  # 1 on average
     agreements: list[Agreement] = []
     params, round = dict(server.params), int(cohort.round[0])
-    for names, bargained in _groups(ups.params, terms.scope):
+    for names, bargained in groups(ups.params, terms.scope):
         part = {name: ups.params[name] for name in names}
         weights = ratio
         if bargained:
@@ -201,7 +201,7 @@ def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
     return rest / rest.sum().clamp(min=1e-300)
 
 
-def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
+def groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
     """Groups of parameter names, and whether each is bargained over or averaged."""
     if scope == "model":
         return [(list(rows), True)]
