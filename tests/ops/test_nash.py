@@ -478,8 +478,8 @@ def test_the_papers_sequence_also_takes_sketches() -> None:
 @pytest.mark.parametrize("power", [0.0, 1.0])
 @pytest.mark.parametrize("width", [32, 256, 2048])
 def test_the_error_of_the_weights_is_bounded_by_that_of_the_cosines(width: int, power: float) -> None:
-    """docs/methods/fedrane.md: Σ w log²(p/p') and ‖G(p − p')‖² are at most R² = Σ (x x'/w) (Ex)², for the error E of the
-    cosines and x = p ‖Δ‖; and the wider the sketches, the smaller it is."""
+    """docs/methods/fedrane.md: Σ w log²(p/p') + ‖G(p − p')‖² is at most R² = Σ (x x'/w) (Ex')², for the error E of the
+    cosines and x = p ‖Δ‖; the first term also with Ex. The wider the sketches, the smaller it is."""
     rows = (draw(20, 4000) + 0.5 * draw(4000, seed=1)) * draw(20, 1, seed=2).exp()
     w = positive(20, 1, seed=3).flatten() ** power
     base, unit = {"w": torch.zeros(4000, dtype=DOUBLE)}, rows / rows.norm(dim=1, keepdim=True)

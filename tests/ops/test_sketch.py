@@ -82,9 +82,10 @@ def test_norms_are_exact() -> None:
         torch.testing.assert_close(of(draw(5, SIZE), width).norms, draw(5, SIZE).norm(dim=1), rtol=1e-14, atol=0)
 
 
-def test_deviations_are_taken_in_double_precision() -> None:
+@pytest.mark.parametrize("apart", [1e3, 1.0, 1e-6])
+def test_deviations_are_taken_in_double_precision(apart: float) -> None:
     base = {"w": (1e3 * draw(40)).float()}
-    rows = {"w": (base["w"].double() + 1e-4 * draw(5, 40, seed=1)).float()}
+    rows = {"w": (base["w"].double() + apart * draw(5, 40, seed=1)).float()}
     made = sketched(base, rows, 64, 0, 1)
     torch.testing.assert_close(made.numbers @ made.numbers.T, gram(base, rows), rtol=1e-12, atol=0)
 

@@ -24,7 +24,7 @@ from fedrane.data import streams
 from fedrane.ops.matrices import Dense, Factored, Matrix
 from fedrane.tree import Tensors
 
-RANGES = {"sketch": (8, 1 << 20)}
+RANGES = {"sketch": (8, 1_000_000)}
 """How many numbers a sketch may have."""
 
 
