@@ -314,6 +314,8 @@ IDLE = [
     ["method=fedrane", "method.lra=no", "method.steps=3"],
     ["method=fedrane-wo-gne", "method.solver=newton"],
     ["method=fedrane", "method.scale=16"],
+    ["method=fedrane", "method.sketch=512"],
+    ["method=fedrane-wo-gne", "method.gram=sketch"],
     ["method=fedrane", "method.loss=ce", "method.head=linear", "method.scale=16"],
     ["method=spherefed", "method.calibrate=no", "method.ridge=0.001"],
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,15 +245,16 @@ def test_scores_are_cosines(loss: str, scale: float) -> None:
 
 
 DEFAULT_TERMS = nash.Terms(power=1.0, scope="layer")
+SKETCH: dict[str, Any] = {"gram": "sketch", "sketch": 8}
 
 
 def test_the_terms_of_the_bargain_are_those_set() -> None:
     plain = FedRANE(**PLAIN)
     task, server, ups, cohort = uploads(plain)
     usual, _ = plain.aggregate(task, server, ups, cohort)
-    for terms in ({"power": 0.5}, {"length": "ball"}, {"scope": "model"}, {"blend": 0.3}):
+    for terms in ({"power": 0.5}, {"length": "ball"}, {"scope": "model"}, {"blend": 0.3}, SKETCH):
         after, _ = FedRANE(**PLAIN, **terms).aggregate(task, server, ups, cohort)
-        expected, _ = nash.negotiate(server.model, ups.model, cohort, DEFAULT_TERMS._replace(**terms))
+        expected, _ = nash.negotiate(server.model, ups.model, cohort, DEFAULT_TERMS._replace(**terms), task.seed)
         same_bytes(after.model, expected)
         assert not tree.equal(after, usual), terms
     _, record = FedRANE(**PLAIN, solver="sequential").aggregate(task, server, ups, cohort)
@@ -336,6 +338,22 @@ def test_the_names_of_the_tables(name: str, tmp_path: Path) -> None:
     same_bytes(states(fedrane.resume(tmp_path / "run")), states(result))
 
 
+def test_sketches_are_of_the_run_and_the_round(tmp_path: Path) -> None:
+    """A resumed run draws the same ones."""
+    e = quick(method=FedRANE(lra=False, **SKETCH), rounds=3)
+    whole, rounds = fedrane.run(e), fedrane.run(e.replace(rounds=2), tmp_path / "run")
+    assert not tree.equal(rounds.server, whole.server)
+    same_bytes(states(fedrane.resume(tmp_path / "run", rounds=3)), states(whole))
+    assert not tree.equal(fedrane.run(e.replace(method=FedRANE(lra=False))).server, whole.server)
+
+
+def test_the_seed_of_sketches_is_the_runs() -> None:
+    method = FedRANE(**PLAIN, **SKETCH)
+    task, server, ups, cohort = uploads(method)
+    one, other = (method.aggregate(replace(task, seed=seed), server, ups, cohort)[0] for seed in (1, 2))
+    assert not tree.equal(one.model, other.model)
+
+
 def test_a_frozen_head_goes_down_once() -> None:
     result = fedrane.run(quick(method="fedrane-wo-lra", rounds=2))
     first, second = (r["bytes_down"] for r in result.history[:2])
@@ -357,6 +375,8 @@ def test_a_frozen_head_goes_down_once() -> None:
         ({"temperature": 0.0}, "temperature"),
         ({"relation": 0.0}, "relation"),
         ({"blend": 1.5}, "between 0 and 1"),
+        ({"gram": "sketched"}, "'sketch'"),
+        ({"gram": "sketch", "sketch": 7}, r"method\.sketch=7: it must be between 8 and"),
         ({"alternations": 0}, "alternations"),
     ],
 )
