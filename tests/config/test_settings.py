@@ -413,7 +413,7 @@ def test_the_needs_of_methods_name_their_fields() -> None:
     for name, entry in METHODS.items():
         for condition, named in entry.cls.needs.items():
             assert {condition.partition("=")[0], *named} <= entry.fields.keys() | {"optimizer"}, name
-            values = {"True", "False", "orthonormal", "ce", "direct", "sgd"}
+            values = {"True", "False", "orthonormal", "ce", "direct", "sgd", "sketch"}
             assert set(condition.partition("=")[2].split("|")) <= values
 
 
