@@ -98,6 +98,27 @@ def test_commands_in_the_documents_exist_and_their_keys_too(document: Path) -> N
         assert {key for key in pairs if not key.startswith("method.")} <= keys(Experiment()).keys(), line
 
 
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_targets_and_programs_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"`([^`\n]+)`", text) + blocks(page, "sh"))
+    assert set(re.findall(r"\bmake ([a-z-]+)", code)) <= TARGETS
+    programs = re.findall(r"\bpython ((?:docs|benchmarks|experiments|examples|tests)/[\w/.]+)", " ".join(text.split()))
+    assert [name for name in programs if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", [README, CONTRIBUTING, GUIDE, REPRODUCE], ids=lambda path: path.stem)
+def test_a_command_that_no_test_runs_is_one_of_make_pip_or_pytest(document: Path) -> None:
+    """Targets are run by CI, installations by ``make package``; what begins with fedrane runs in test_site.py."""
+    lines = [line for block in blocks(document, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    programs = {re.sub(r"^(\w+=\S+ )+", "", line).split(" ")[0] for line in lines if not line.startswith(("#", " "))}
+    assert programs - {""} <= {"fedrane", "make", "pip", ".venv/bin/pytest"}
+
+
 @pytest.mark.parametrize("document", [README, GUIDE], ids=lambda path: path.stem)
 def test_python_in_the_documents_runs(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
