@@ -449,8 +449,13 @@ def _folders(name: str, root: Path) -> list[Path]:
     return [root / known(name).folder, *([SYSTEM[name]] if name in SYSTEM else [])]
 
 
+def by_hand(name: str) -> bool:
+    """Whether a dataset cannot be downloaded by ``fedrane data get``, which then explains what to do."""
+    return name in KNOWN and bool(KNOWN[name].by_hand)
+
+
 def _how(name: str) -> str:
-    if known(name).by_hand:
+    if by_hand(name):
         return f"by hand: `fedrane data get {name}` explains it"
     package = f", or install the Debian package {_PACKAGES[name]}" if name in _PACKAGES else ""
     return f"`fedrane data get {name}`{package}"
