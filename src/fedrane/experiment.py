@@ -40,6 +40,7 @@ PYTHON = "<python>"
 """Written instead of a dataset or a network that was passed as a Python object."""
 ELSEWHERE = frozenset({"data_root", "engine", "threads", "device", "checkpoint_every"})
 """The keys that decide where and how an experiment runs, and not its result."""
+MOST_ROUNDS = 10**9
 D = TypeVar("D")
 
 
@@ -376,6 +377,7 @@ def _check(e: Experiment) -> None:
     need(bool(e.dataset), "dataset", "it is empty", "Use for instance dataset=digits, or the path of a file")
     for key in ("clients", "rounds", "batch", "eval_every", "checkpoint_every"):
         need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
+    need(e.rounds <= MOST_ROUNDS, "rounds", "no machine lasts that long", f"Use rounds={MOST_ROUNDS} or fewer")
     need(e.epochs > 0, "epochs", "it must be more than 0", "Use epochs=1, or for a part of an epoch epochs=0.5")
     need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
     need(e.steps >= 0, "steps", "it is a number of local steps", "Use 1 or more, or 0 to train epochs")
