@@ -178,6 +178,7 @@ def _experiment_keys() -> Iterator[Key]:
 
     closed: dict[str, Sequence[str]] = {
         "impute": tables.IMPUTE,
+        "task": tables.TASKS,
         "norm": POLICIES,
         "engine": (registry.AUTO, *registry.ENGINES),
         "precision": PRECISIONS,

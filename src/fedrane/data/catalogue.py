@@ -314,6 +314,7 @@ class Embedded:
 
     read: Callable[[], Dataset]
     classes: int
+    """0 if a number is predicted."""
     shape: tuple[int, ...]
     train: int
     test: int
@@ -340,6 +341,16 @@ def _wine() -> Dataset:
     return _named_table("wine", load_wine(), "cultivar")
 
 
+def _diabetes() -> Dataset:
+    from sklearn.datasets import load_diabetes
+
+    bunch = load_diabetes()
+    table = Table("progression", tuple(Column(str(column)) for column in bunch.feature_names))
+    held = hold_out(np.zeros(len(bunch.target), np.int64))
+    x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float64)
+    return Dataset("diabetes", x[~held], y[~held], x[held], y[held], (), *moments(x[~held]), table=table)
+
+
 def _named_table(name: str, bunch: Any, label: str) -> Dataset:
     table = Table(label, tuple(Column(str(column)) for column in bunch.feature_names))
     return _with_test_set(name, bunch.data.astype(np.float32), bunch.target, tuple(map(str, bunch.target_names)), table)
@@ -357,6 +368,7 @@ EMBEDDED: Mapping[str, Embedded] = {
     DIGITS: Embedded(_digits, 10, (1, 8, 8), 1438, 359),
     "breast-cancer": Embedded(_breast_cancer, 2, (30,), 456, 113),
     "wine": Embedded(_wine, 3, (13,), 142, 36),
+    "diabetes": Embedded(_diabetes, 0, (10,), 354, 88),
     ZEN: Embedded(text.zen, 45, (text.WINDOW,), 653, 171, "Python"),
 }
 TEXTS = (ZEN,)
