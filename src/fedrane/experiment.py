@@ -68,6 +68,8 @@ class Experiment:
     impute: str = tabular.NONE
     """Of a table: ``median`` replaces missing values by the median of the training examples, and
     missing categories by the most frequent; with ``none`` they are an error."""
+    task: str = tabular.CLASSIFICATION
+    """Of a table: ``classification`` reads the label as a class, ``regression`` as a number to predict."""
     data_root: str = ""
     """The folder of the known datasets; empty is ``$FEDRANE_DATA``, else ``~/.cache/fedrane``."""
     image_size: int = 0

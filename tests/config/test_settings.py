@@ -386,11 +386,11 @@ def test_from_python_only_a_value_other_than_the_default_is_an_error() -> None:
 
 def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
     """A partition from a file is recorded with the `kind` that would have been drawn."""
-    for kind in ("natural", "dirichlet"):
+    for kind in ("natural", "dirichlet", "iid"):
         e = Experiment(partition=Partitioning(kind=kind, file="p.npz"))
         assert effects.settle(e) == (e, [])
-    with pytest.raises(ConfigError, match=r"partition\.kind=iid would have no effect.*partition\.file is p\.npz"):
-        effects.settle(Experiment(partition=Partitioning(kind="iid", file="p.npz")))
+    with pytest.raises(ConfigError, match=r"partition\.kind=shards would have no effect.*partition\.file is p\.npz"):
+        effects.settle(Experiment(partition=Partitioning(kind="shards", file="p.npz")))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import io
 from scipy.sparse import csc_matrix
 
@@ -28,7 +29,7 @@ def no_system_packages(monkeypatch):
     monkeypatch.setattr(catalogue, "SYSTEM", {})
 
 
-EMBEDDED = ("digits", "breast-cancer", "wine")
+EMBEDDED = ("digits", "breast-cancer", "wine", "diabetes")
 
 
 def idx_file(path, array):
@@ -128,7 +129,8 @@ def test_embedded_data_need_no_file_and_hold_out_a_fixed_fifth(name):
     entry = {entry.name: entry for entry in catalogue.status(Path("/nowhere"))}[name]
     assert (len(data.y), len(data.y_test)) == (entry.train, entry.test)
     assert (data.shape, len(data.classes)) == (entry.shape, entry.classes)
-    counts, held = np.bincount(data.y), np.bincount(data.y_test)
+    groups = (data.y, data.y_test) if data.classes else (data.y * 0, data.y_test * 0)
+    counts, held = (np.bincount(group.astype(int)) for group in groups)
     assert (held == np.rint((counts + held) / 5)).all()
 
 
@@ -390,6 +392,68 @@ def test_a_pipe_is_no_file_of_leaf(tmp_path):
         os.mkfifo(tmp_path / "LEAF" / "femnist" / part / "data.json")
     with pytest.raises(DataError, match="not a plain file"):
         catalogue.load("femnist", tmp_path)
+
+
+def test_shakespeare_has_texts_and_a_client_for_each_role(tmp_path):
+    folder = tmp_path / "LEAF" / "shakespeare"
+    line = "To be, or not to be: that is the question: Whether 'tis nobler in the mind to s~"
+    write_leaf(folder / "train", HAMLET=([line, line[1:] + "u"], ["u", "f"]), OPHELIA=([" " * 80], ["~"]))
+    write_leaf(folder / "test", HAMLET=([line], ["\n"]))
+    data = catalogue.load("shakespeare", tmp_path)
+    assert (data.shape, data.vocabulary, len(data.classes)) == ((80,), 81, 81)
+    shown = ["".join((*data.alphabet, "~")[code] for code in row) for row in data.x]
+    assert shown == [line, line[1:] + "u", " " * 80]
+    assert [data.classes[y] for y in (*data.y, *data.y_test)] == ["u", "f", "unknown", "newline"]
+    assert data.client.tolist() == [0, 0, 1]
+    assert (data.classes[1], data.mean) == ("space", ())
+
+
+@pytest.mark.parametrize(("x", "y"), [(["a" * 79], ["b"]), (["a" * 80], ["bc"]), ([5], ["b"]), (["a" * 80], [3])])
+def test_shakespeare_with_other_texts_is_refused(tmp_path, x, y):
+    for part in ("train", "test"):
+        write_leaf(tmp_path / "LEAF" / "shakespeare" / part, a=(x, y))
+    with pytest.raises(DataError, match="an example is 80 characters, and its label the one after them"):
+        catalogue.load("shakespeare", tmp_path)
+
+
+# ---- Tiny-ImageNet
+
+
+def write_tiny(root, annotations="val_0.JPEG\tn02\t0\t0\t62\t62\nval_1.JPEG\tn01\t0\t0\t62\t62\n", side=64):
+    folder = root / "tiny-imagenet-200"
+    grey, coloured = Image.new("L", (side, side), 10), Image.new("RGB", (side, side), (200, 200, 200))
+    images = {"train/n01/images/a": grey, "train/n02/images/b": coloured}
+    images |= {"val/images/val_0": coloured, "val/images/val_1": grey}
+    for name, image in images.items():
+        path = folder / f"{name}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    (folder / "words.txt").write_text("n01\tgoldfish, Carassius auratus\nn02\tmantis\nn03\tother\n")
+    (folder / "val" / "val_annotations.txt").write_text(annotations)
+
+
+def test_tiny_imagenet_is_read_from_its_folders(tmp_path):
+    write_tiny(tmp_path)
+    data = catalogue.load("tiny-imagenet", tmp_path)
+    assert (data.shape, data.classes) == ((3, 64, 64), ("goldfish", "mantis"))
+    assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1, 0])
+    assert [int(x.mean()) for x in (*data.x, *data.x_test)] == pytest.approx([10, 200, 200, 10], abs=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"annotations": "val_0.JPEG\tn07\n"}, "the name of an image, and its class"),
+        ({"annotations": "../val_0.JPEG\tn01\n"}, "the name of an image, and its class"),
+        ({"annotations": ""}, "has no images"),
+        ({"side": 32}, r"of shape \(3, 32, 32\)"),
+    ],
+)
+def test_tiny_imagenet_of_another_form_is_refused(tmp_path, change, message):
+    write_tiny(tmp_path, **change)
+    with pytest.raises(DataError, match=message):
+        catalogue.load("tiny-imagenet", tmp_path)
 
 
 def test_femnist_in_bytes_is_the_same(tmp_path):

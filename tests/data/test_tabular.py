@@ -349,8 +349,11 @@ NUMBERS = [f"{i},{i % 3}" for i in range(1, 21)]
         (["a,y", "1e39,1", *NUMBERS], "fit in float32"),
         (["a,y", "1_000,1", *NUMBERS], "the column's other cells are texts"),
         (["a,y", *(f"{i},{i / 7}" for i in range(20))], "column 'y' has 20 different values in 20 rows"),
-        (["a,y", *(f"{i},{i / 7}" for i in range(20))], "Numbers cannot be predicted (there is no regression)"),
-        (["a,y", *(f"{i},{i % 3 / 7}" for i in range(20))], "labels are classes, not measurements. Numbers cannot"),
+        (["a,y", *(f"{i},{i / 7}" for i in range(20))], "Numbers are predicted from a table, with task=regression"),
+        (
+            ["a,y", *(f"{i},{i % 3 / 7}" for i in range(20))],
+            "labels are classes, not measurements. Numbers are",
+        ),
         (["a,y", *(f"{i},p{i}" for i in range(20))], "name the class of a row, which others share."),
         (["y", *(f"{i % 2}" for i in range(20))], "no column to predict 'y' from"),
     ],

@@ -217,6 +217,12 @@ def predict_command(
             write_line(json.dumps(prediction) + "\n")
         return
     console, measure = console_for(False), "score" if model.calibration is None else "probability"
+    if model.inputs.target:
+        table = plain_table("input", "prediction")
+        for each in predictions:
+            table.add_row(escape(each["input"]), f"{each['prediction']:.6g}")
+        console.print(table)
+        return
     table = plain_table("input", "class")
     table.add_column(measure, justify="right")
     for each in predictions:

@@ -178,6 +178,7 @@ def _experiment_keys() -> Iterator[Key]:
 
     closed: dict[str, Sequence[str]] = {
         "impute": tabular.IMPUTE,
+        "task": tabular.TASKS,
         "norm": POLICIES,
         "engine": (registry.AUTO, *registry.ENGINES),
         "precision": PRECISIONS,

@@ -14,17 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrane.data import text
 from fedrane.errors import DataError
 from fedrane.system import memory
 from fedrane.system.files import plain_size
 
 _SIDE = 28
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""Those of LEAF's Shakespeare, in its order. A character that is not among them is unknown."""
+LENGTH = 80
+"""Of its texts, whose next character is predicted."""
 _PER_BYTE = 12
 """Bytes in memory for one of a file: ``0.0, `` becomes a number of 24 bytes and a place in a list."""
 
 
 class Examples(NamedTuple):
-    """Images of several users."""
+    """Images of several users, or texts."""
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
@@ -74,8 +79,35 @@ def femnist(folder: Path, classes: int, remedy: str) -> Examples:
         images.append(np.rint(scaled).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE))
         labels.append(numbers.astype(np.int64))
         owners.append(user)
-    if not images:
+    return _together(folder, images, labels, owners, remedy)
+
+
+def shakespeare(folder: Path, remedy: str) -> Examples:
+    """Read the texts of Shakespeare's roles in a folder: each user is a role of a play."""
+    texts, labels, owners = [], [], []
+    for user, x, y in users(folder, remedy):
+        if not y:
+            continue
+        lengths = {*((LENGTH, len(each) if isinstance(each, str) else 0) for each in x)}
+        lengths |= {*((1, len(each) if isinstance(each, str) else 0) for each in y)}
+        if any(wanted != given for wanted, given in lengths):
+            why = f"an example is {LENGTH} characters, and its label the one after them"
+            raise DataError(f"{folder}: user {user!r} has other examples", why, remedy)
+        texts.append(text.encode("".join(x), LETTERS).astype(np.uint8).reshape(-1, LENGTH))
+        labels.append(text.encode("".join(y), LETTERS))
+        owners.append(user)
+    return _together(folder, texts, labels, owners, remedy)
+
+
+def _together(
+    folder: Path,
+    inputs: list[NDArray[np.uint8]],
+    labels: list[NDArray[np.int64]],
+    owners: list[str],
+    remedy: str,
+) -> Examples:
+    if not inputs:
         raise DataError(f"{folder} has no examples", "", remedy)
     number = {user: index for index, user in enumerate(sorted({*owners}))}
     users_of = np.repeat([number[user] for user in owners], [len(part) for part in labels])
-    return Examples(np.concatenate(images), np.concatenate(labels), users_of)
+    return Examples(np.concatenate(inputs), np.concatenate(labels), users_of)

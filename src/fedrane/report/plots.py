@@ -153,7 +153,9 @@ def last_cost(lines: Sequence[Line], curves: Sequence[Curve], of: str, together:
         for k, c in enumerate(curves)
     ]
     lasts = [c._replace(mean=c.mean[-1:], deviation=None) for c in together]
-    return _plot(data, 330, x, _accuracy_axis(lasts) | {"title": _title("last accuracy, %")}, hovermode="closest")
+    return _plot(
+        data, 330, x, _accuracy_axis(lasts) | {"title": _title(f"last {curves[0].measure}, %")}, hovermode="closest"
+    )
 
 
 def _inwards(place: float) -> str:
@@ -303,8 +305,8 @@ def _with_band(lines: Sequence[Line], curve: Curve, x: list[Any], hover: str) ->
 # ---- clients
 
 
-def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: float) -> Plot:
-    """A box for each line, and a point for each client and seed; ``lowest`` accuracy of all such plots."""
+def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: float, name: str) -> Plot:
+    """A box for each line, and a point for each client and seed; ``lowest`` value of all such plots."""
     data = [
         {
             "type": "box",
@@ -327,7 +329,7 @@ def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: floa
     ]
     y = _names(lines, [each.line for each in clients])
     room = max(4 * (1 - lowest), 0.5)
-    x = {"title": _title("accuracy, %"), "range": plain([100 * lowest - room, 100 + room])}
+    x = {"title": _title(f"{name}, %"), "range": plain([100 * lowest - room, 100 + room])}
     return _plot(data, 90 + (44 if len(clients) <= MAX_LINES_IN_PLOT else 30) * len(clients), x, y)
 
 

@@ -37,7 +37,8 @@ class Run:
     finished: bool
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Training examples of each client (row) and class (column); one column where classes are not known."""
+    """Training examples of each client (row) and class (column); one column where classes are not known, or there are
+    none."""
 
     deviations: tuple[str, ...] = ()
     """Why its result may differ from that of its settings."""
@@ -145,7 +146,7 @@ def read(folder: Folder) -> Run:
     metadata = folder.read_metadata()
     classes = tuple(printable(str(name)) for name in metadata["inputs"]["classes"])
     labels = np.array(metadata["labels"], dtype=np.int64)
-    columns = {len(classes), 1} if _deployed(settings.get("engine")) else {len(classes)}
+    columns = {len(classes) or 1} | ({1} if _deployed(settings.get("engine")) else set())
     if labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / METADATA}: labels of shape {labels.shape} for {len(classes)} classes")
     for record in history:

@@ -25,6 +25,7 @@ from fedrane.config.settings import FIELD, NAME, Layer, Settings, addressed, can
 from fedrane.data import catalogue, streams
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
+from fedrane.engines.evaluation import HEADLINES
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import KEYS, Experiment
 from fedrane.reproduce.results import DONE, lock
@@ -192,14 +193,15 @@ class TrialData:
 
 
 def score(sweep: Sweep, trial: Trial, measure: str) -> float | None:
-    """The best round's validation accuracy, mean over seeds; None if a seed failed."""
+    """The best round's validation accuracy or R², mean over seeds; None if a seed failed."""
     values = []
     for cell in trial.cells:
         if sweep.status(cell) != DONE:
             return None
         record = sweep.records[cell.key]
         asked = (GLOBAL, PERSONAL) if measure == BOTH else (measure,)
-        each = [record[model][BEST]["accuracy"] for model in asked if model in record]
+        found = [record[model][BEST] for model in asked if model in record]
+        each = [figures[next(name for name in HEADLINES if name in figures)] for figures in found]
         if not each:
             raise ConfigError(f"{cell.row.name} has no {measure} model", remedy=f"Use --measure {BOTH}")
         values.append(statistics.fmean(each))

@@ -325,7 +325,7 @@ class TrainingLoop:
         """Once: a finished run that is resumed keeps what it has."""
         if self.folder and (known := read_calibration(self.folder, result.round)):
             return known
-        if not self.calibrates:
+        if not self.calibrates or self.task.target:  # a number has no probability
             return {}
         calibrations = calibrate(result, self.federation, self._engine(result.algorithm))
         if self.folder:
