@@ -28,7 +28,6 @@ class FedRANE(sphere.Calibrated):
     """Relational augmentation on the clients, Nash bargaining on the server."""
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
-    needs_classes: ClassVar[str] = "its head has a fixed direction for each class"
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
     choices: ClassVar[Choices] = {**graph.CHOICES, **sphere.CHOICES, **nash.CHOICES}
     needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, **nash.NEEDS, **sphere.NEEDS}

@@ -29,7 +29,6 @@ class SphereFed(sphere.Calibrated):
     """A fixed orthonormal head on unit features, calibrated in closed form."""
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
-    needs_classes: ClassVar[str] = "its head has a fixed direction for each class"
     grid: ClassVar[Grid] = {"ridge": (1e-4, 1e-3, 1e-2)}
     needs: ClassVar[Needs] = {"calibrate=True": ("ridge",)}
 
