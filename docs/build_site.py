@@ -2,15 +2,16 @@
 
 Pages are Markdown files in this folder, which also read well on a forge. Before Zensical makes HTML of them, in strict
 mode, this program adds what is known elsewhere: the keys and the fields from the program, the commands from the command
-line, the API from ``__all__``, the laws from the tests, the defects from ``defects.md``, the tutorials from
-``examples/``. A page says where with ``<!-- make: NAME -->``; what stands between that and ``<!-- made -->`` is for
-readers of the file and is replaced. Every link and anchor of the HTML is checked, and that no page loads anything from
-another host.
+line, the API from ``__all__``, the laws from the tests, the defects from ``defects.md``, the tutorials from the
+notebooks in ``examples/``. A page says where with ``<!-- make: NAME -->``; what stands between that and ``<!-- made
+-->`` is for readers of the file and is replaced. Every link and anchor of the HTML is checked, and that no page loads
+anything from another host.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ import yaml
 
 import fedrane
 from fedrane import methods
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.config import reference
 from fedrane.testing import conformance
 
@@ -97,6 +98,8 @@ def page(source: Path, name: str) -> str:
     if folder == "methods" and stem in methods.METHODS:
         text = with_fields(text, stem) + method_sections(stem)
     text = MAKE.sub(lambda found: GENERATORS[found["name"]](), text)
+    if name == "defects.md":
+        text = TEST.sub(in_words, text)
     return linked(text, source, name)
 
 
@@ -204,7 +207,7 @@ def laws() -> str:
 
 def tutorials() -> str:
     found = list(lessons())
-    return "\n".join(f"- [{lesson.title}]({Path(lesson.page).name})" for lesson in found)
+    return "\n".join(f"- [{each.title}]({Path(each.page).name}): {each.first_sentence}" for each in found)
 
 
 def decisions() -> str:
@@ -272,6 +275,15 @@ def file_of(stem: str) -> str:
     return methods.METHODS[stem].cls.__module__.rpartition(".")[2]
 
 
+TEST = re.compile(r"`[\w/]+\.py::test_(?P<name>\w+)(?:\[(?P<method>\w+)-(?P<law>\w+)\])?`")
+
+
+def in_words(test: re.Match[str]) -> str:
+    """What a test holds, from its name; of a law of all methods, with the method it was tried on."""
+    law = f"{test['method']}: {test['law']}" if test["law"] else test["name"]
+    return law.replace("_", " ")
+
+
 def own_laws(stem: str) -> Iterator[str]:
     """The tests of one method in words: each name, and its docstring."""
     path = ROOT / "tests" / "methods" / f"test_{file_of(stem)}.py"
@@ -315,31 +327,34 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 
 class Lesson(NamedTuple):
-    """A tutorial: a program in ``examples/`` whose comments are prose."""
+    """A tutorial: a notebook in ``examples/``, with what its cells printed."""
 
     title: str
     page: str
     text: str
 
+    @property
+    def first_sentence(self) -> str:
+        _, _, text = self.text.partition("\n\n")
+        return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
 
 def lessons() -> Iterator[Lesson]:
-    """The programs in ``examples/`` whose name begins with a number, in this order."""
-    for path in sorted(EXAMPLES.glob("[0-9]*.py")):
+    """The notebooks in ``examples/`` whose name begins with a number, in this order."""
+    for path in sorted(EXAMPLES.glob("[0-9]*.ipynb")):
         name = f"tutorials/{path.stem}.md"
-        text = linked(prose(path.read_text(encoding="utf-8")), path, name)
+        text = linked(prose(json.loads(path.read_text(encoding="utf-8"))), path, name)
         yield Lesson(title(text), name, text)
 
 
-def prose(program: str) -> str:
-    """Markdown of a program in Jupytext's percent format: ``# %% [markdown]`` cells, and ``# %%`` cells of code."""
-    parts = re.split(r"^# %%(.*)$", program, flags=re.MULTILINE)
-    page = []
-    for kind, cell in zip(parts[1::2], parts[2::2], strict=True):
-        if "[markdown]" in kind:
-            page.append("\n".join(line.removeprefix("#").removeprefix(" ") for line in cell.strip().splitlines()))
-        elif cell.strip():
-            page.append(f"```python\n{cell.strip()}\n```")
-    return "\n\n".join(page) + "\n"
+def prose(notebook: dict[str, Any]) -> str:
+    """Markdown of a notebook."""
+    parts = []
+    for cell in notebook["cells"]:
+        parts.append(cell["source"] if cell["cell_type"] == "markdown" else f"```python\n{cell['source']}\n```")
+        printed = "".join(output["text"] for output in cell.get("outputs", [])).rstrip()
+        parts += [f"```text\n{printed}\n```"] * bool(printed)
+    return "\n\n".join(parts) + "\n"
 
 
 def title(text: str) -> str:
@@ -370,6 +385,7 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loads: list[str] = []
+        self.text = text
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -384,9 +400,11 @@ class Page(HTMLParser):
 
 
 def check(site: Path) -> Iterator[str]:
-    """Links that lead nowhere, addresses that are none, and what a page would load from another host."""
+    """Links that lead nowhere, addresses that are none, what a page would load from another host, and raw markup."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     for path, found in pages.items():
+        if role := re.search(r":(?:attr|class|data|func|meth|mod):", found.text):
+            yield f"{path.relative_to(site)} has {role[0]}: write the name alone"
         if path.name == "404.html":  # its links are from the root of a host
             continue
         here = path.relative_to(site)

@@ -136,7 +136,7 @@ def test_the_commands_in_the_tutorials_are_ours() -> None:
     """Those in the text: the others run."""
     import typer.main
 
-    from fedrane.cli.app import app
+    from fedrane.cli.commands import app
 
     group: Any = typer.main.get_command(app)
     for path in NOTEBOOKS.TUTORIALS:

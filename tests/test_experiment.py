@@ -100,6 +100,7 @@ def test_a_methods_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         (["clip=-1"], "clip"),
         (["clients=0"], "at least 1"),
         (["rounds=0"], "at least 1"),
+        (["rounds=1" + "0" * 400], "rounds=1000000000 or fewer"),
         (["epochs=0"], "more than 0"),
         (["epochs=nan"], "more than 0"),
         (["epochs=abc"], "must be a number"),

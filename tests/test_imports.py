@@ -103,6 +103,29 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not graph, f"in a cycle, or above one: {sorted(graph)}"
 
 
+SAME_MEANING = {
+    "convolution": "kernels/gpu has the kernels of the operations in kernels",
+    "batch_norm": "as convolution",
+    "pooling": "as convolution",
+    "sgd_step": "as convolution",
+    "progress": "what a run shows while it trains; in cli, what a command adds to that",
+    "tables": "tables of results, as text; in reproduce, those of the paper",
+}
+"""The names that several modules have, and the one thing that each stands for."""
+
+
+def test_no_name_of_a_module_has_two_meanings() -> None:
+    names = [path.stem for path in SOURCE.rglob("*.py") if not path.stem.startswith("_")]
+    assert {name for name in names if names.count(name) > 1} == SAME_MEANING.keys()
+    assert not {*names, *(path.name for path in SOURCE.rglob("*") if path.is_dir())} & sys.stdlib_module_names
+
+
+def test_no_private_name_is_imported() -> None:
+    for path in sorted(SOURCE.rglob("*.py")):
+        private = {name for name in imports(path) if name.rpartition(".")[2].startswith("_")}
+        assert private <= {"fedrane._version", "fedrane._version.__version__"}, path.relative_to(SOURCE)
+
+
 @pytest.mark.parametrize("path", sorted((SOURCE / "kernels").rglob("*.py")), ids=lambda path: path.stem)
 def test_kernels_know_nothing_but_tensors(path: Path) -> None:
     assert not {name for name in imports(path) if not allowed(name, ("kernels",))}
@@ -127,6 +150,6 @@ def test_the_core_needs_no_extra() -> None:
         "wandb",
         "mlflow",
     ]
-    code = f"import fedrane, fedrane.cli.app, sys; print([m for m in sys.modules if m in {extras}])"
+    code = f"import fedrane, fedrane.cli.commands, sys; print([m for m in sys.modules if m in {extras}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

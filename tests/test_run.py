@@ -1,4 +1,4 @@
-"""Whole runs from Python: cohorts, dropouts, finale, early stop, divergence, results in hand."""
+"""Whole runs from Python: cohorts, dropouts, post-training, early stop, divergence, results in hand."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def test_loaded_models_are_those_in_hand(method: str, precision: str, tmp_path: 
     e = experiment(method, rounds=2, participation=0.4, precision=precision)
     result = fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network())
     saved = fedrane.load(tmp_path / "run", model=network())
-    for answer in result.algorithm.models_on(result.task):
-        for k in range(result.population if answer == PERSONAL else 1):
-            models = (models.model if answer == GLOBAL else models.personal(k) for models in (result, saved))
+    for kind in result.algorithm.models_on(result.task):
+        for k in range(result.population if kind == PERSONAL else 1):
+            models = (models.model if kind == GLOBAL else models.personal(k) for models in (result, saved))
             same_bytes(*(dict(model.state_dict()) for model in models))
 
 
@@ -197,13 +197,13 @@ def test_a_round_that_everybody_loses_changes_nothing() -> None:
 
 
 class Keeps(Algorithm):
-    """Personal answers without parameters of one's own."""
+    """Personal predictions without parameters of the client's own."""
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
 
 
 def test_the_personal_model_is_the_one_after_local_training() -> None:
-    """And a client not yet sampled answers with the global model."""
+    """And a client not yet sampled predicts with the global model."""
     e = Experiment(
         method=Keeps(), clients=5, rounds=1, epochs=2, batch=16, participation=0.4, model_head="head", lr=0.5
     )
@@ -218,7 +218,7 @@ def test_the_personal_model_is_the_one_after_local_training() -> None:
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
-    """Personal answers only; BatchNorm layers differ from client to client and never travel."""
+    """Personal predictions only; BatchNorm layers differ from client to client and never travel."""
 
     def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.Tanh(), nn.Linear(8, 3))
@@ -240,7 +240,7 @@ def test_normalisation_kept_local_is_fedbn(affine: bool) -> None:
 
 @dataclass(frozen=True)
 class Tune(Algorithm):
-    """A finale: every client trains the head it got, for itself."""
+    """A post-training stage: every client trains the head it got, for itself."""
 
     epochs: int = 3
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
@@ -258,13 +258,15 @@ class Tune(Algorithm):
 
 @dataclass(frozen=True)
 class Finishing(Algorithm):
-    """FedAvg with a finale."""
+    """FedAvg with a post-training stage."""
 
     def post_training(self) -> tuple[Algorithm, ...]:
         return (Tune(),)
 
 
-def test_a_finale_runs_after_the_last_round_with_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_training_runs_after_the_last_round_with_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(METHODS, "finishing", Method(Finishing, "–"))
     e = quick(method="finishing", rounds=3, participation=0.5, lr=0.3)
     result = fedrane.run(e, tmp_path / "run")
@@ -280,7 +282,7 @@ def test_a_finale_runs_after_the_last_round_with_everybody(tmp_path: Path, monke
 
 
 def test_early_stop_by_validation() -> None:
-    """Stops when validation accuracy has stalled, and its rows are neither trained nor tested on."""
+    """Stops when validation accuracy has stalled, and its examples are neither trained nor tested on."""
     result = fedrane.run(quick(rounds=60, lr=0.5, batch=16, validation=0.2, patience=3))
     rounds = [r["round"] for r in result.history]
     assert rounds[-1] < 60
@@ -295,31 +297,33 @@ def test_early_stop_by_validation() -> None:
 
 
 @dataclass(frozen=True)
-class Rated(Algorithm):
-    """Records the learning rate it is given, in its rounds and in a finale of two parts."""
+class RecordsLr(Algorithm):
+    """Records the learning rate it is given, in its rounds and in two post-training stages."""
 
     parts: int = 2
 
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         loss, outcome = super().objective(task, ctx, model, batch)
-        return loss, outcome._replace(metrics={"loss": loss, "rate": ctx.client.lr + 0 * loss})
+        return loss, outcome._replace(metrics={"loss": loss, "lr": ctx.client.lr + 0 * loss})
 
     def post_training(self) -> tuple[Algorithm, ...]:
-        return (Rated(0),) * self.parts
+        return (RecordsLr(0),) * self.parts
 
 
 @pytest.mark.parametrize("after", [2, 3, 4])
-def test_a_finale_has_the_rate_of_the_last_round_that_was_run(
+def test_post_training_has_the_lr_of_the_last_round_that_was_run(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds that an early stop left out do not lower it; also after a resume, within the finale too."""
-    monkeypatch.setitem(METHODS, "rated", Method(Rated, "–"))
+    """Rounds that an early stop left out do not lower it; also after a resume, between those stages too."""
+    monkeypatch.setitem(METHODS, "records-lr", Method(RecordsLr, "–"))
     schedule = {"kind": "exponential", "factor": 0.5}
-    e = quick(method="rated", rounds=20, lr=1e-12, schedule=schedule, validation=0.2, patience=2, precision="float64")
+    e = quick(
+        method="records-lr", rounds=20, lr=1e-12, schedule=schedule, validation=0.2, patience=2, precision="float64"
+    )
     whole = fedrane.run(e)
-    assert [r["round"] for r in whole.history] == [1, 2, 3, 21, 22], "at this rate the accuracy never rises"
-    rates = [r["clients/rate"][0] for r in whole.history]
-    assert rates == pytest.approx([1e-12, 0.5e-12, 0.25e-12, 0.25e-12, 0.25e-12], abs=0)
+    assert [r["round"] for r in whole.history] == [1, 2, 3, 21, 22], "at this learning rate the accuracy never rises"
+    lrs = [r["clients/lr"][0] for r in whole.history]
+    assert lrs == pytest.approx([1e-12, 0.5e-12, 0.25e-12, 0.25e-12, 0.25e-12], abs=0)
     watcher = Watcher()
     part = fedrane.run(e, tmp_path / "part", callbacks=[watcher], stop=lambda: len(watcher.seen) == after)
     assert len(part.history) == after
@@ -328,13 +332,13 @@ def test_a_finale_has_the_rate_of_the_last_round_that_was_run(
     assert untimed(resumed.history) == untimed(whole.history)
 
 
-def test_a_finale_after_all_rounds_has_the_rate_of_the_last() -> None:
-    result = fedrane.run(quick(method=Rated(), rounds=3, lr=0.1, schedule={"kind": "cosine"}, precision="float64"))
-    rates = [r["clients/rate"][0] for r in result.history]
-    assert rates == pytest.approx([0.1, 0.075, 0.025, 0.025, 0.025])
+def test_post_training_after_all_rounds_has_the_lr_of_the_last() -> None:
+    result = fedrane.run(quick(method=RecordsLr(), rounds=3, lr=0.1, schedule={"kind": "cosine"}, precision="float64"))
+    lrs = [r["clients/lr"][0] for r in result.history]
+    assert lrs == pytest.approx([0.1, 0.075, 0.025, 0.025, 0.025])
 
 
-def test_divergence_is_said_and_the_last_checkpoint_is_from_before(tmp_path: Path) -> None:
+def test_divergence_is_reported_and_the_last_checkpoint_is_from_before(tmp_path: Path) -> None:
     e = Experiment(clients=3, rounds=40, epochs=5, batch=8, lr=1e30, model_head="head")
     with pytest.raises(Diverged, match=r"round \d+: the model is no longer finite.*client"):
         fedrane.run(e, tmp_path / "run", dataset=blobs(), model=network(False))
@@ -414,7 +418,7 @@ def test_a_run_whose_folder_is_moved_can_be_resumed_there(tmp_path: Path) -> Non
     same_run(tmp_path / "there", tmp_path / "whole")
 
 
-def test_a_run_leaves_alone_the_one_that_has_its_place(tmp_path: Path) -> None:
+def test_a_run_leaves_alone_the_one_in_its_folder(tmp_path: Path) -> None:
     """Its folder was deleted, and another run began in one of the same name."""
 
     def replace() -> None:
@@ -446,7 +450,7 @@ def test_an_error_in_a_hook_names_stage_client_and_round() -> None:
 
 
 class Watcher(Callback):
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

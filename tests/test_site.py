@@ -119,6 +119,9 @@ def test_the_commands_of_a_document_run(
     patients["hospital"], patients["id"] = [f"h{row % 4}" for row in range(len(patients))], range(len(patients))
     patients.to_csv("patients.csv", index=False)
     patients.drop(columns=["diagnosis", "hospital", "id"]).to_csv("new.csv", index=False)
+    stays = patients.drop(columns=["diagnosis", "id"]).rename(columns={"mean area": "days"})
+    stays.to_csv("stays.csv", index=False)
+    stays.drop(columns=["days", "hospital"]).to_csv("new-stays.csv", index=False)
     (Path("prox.py")).write_text(next(b.text for b in blocks(ROOT / "CONTRIBUTING.md") if b.language == "python"))
     fedrane.run(["model=mlp", "clients=5", "rounds=1", "partition.kind=shards"], "runs/shards")
     ran = 0
@@ -137,7 +140,7 @@ def test_the_commands_of_a_document_run(
     assert ran
 
 
-def test_the_data_of_a_page_are_read_as_it_says(
+def test_the_data_of_a_page_are_read_as_it_describes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The files are what tests/report/test_browser.py downloads from a page, but for most of their columns."""
@@ -259,9 +262,23 @@ def test_a_link_out_of_the_pages_becomes_a_name(site: ModuleType) -> None:
     assert "](contributing.md)" in site.page(DOCS / "protocol.md", "protocol.md")
 
 
-def test_a_program_becomes_a_page(site: ModuleType) -> None:
-    program = "# %% [markdown]\n# # Title\n#\n# Prose.\n\n# %%\nx = 1\n# a comment\n"
-    assert site.prose(program) == "# Title\n\nProse.\n\n```python\nx = 1\n# a comment\n```\n"
+def test_a_notebook_becomes_a_page_with_what_it_printed(site: ModuleType) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": "# Title\n\nOne. Two."},
+        {"cell_type": "code", "source": "x = 1\nprint(x)", "outputs": [{"text": "1\n"}]},
+        {"cell_type": "code", "source": "y = 2", "outputs": []},
+    ]
+    page = "# Title\n\nOne. Two.\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\ny = 2\n```\n"
+    assert site.prose({"cells": cells}) == page
+    assert site.Lesson("Title", "tutorials/title.md", page).first_sentence == "One."
+
+
+def test_laws_are_in_words_beside_the_defects(site: ModuleType) -> None:
+    """Names of tests would fill half the page, and cannot be broken on a phone."""
+    page = site.page(DOCS / "defects.md", "defects.md")
+    assert "::" not in page
+    assert "| a client ends at the proximal minimiser |" in page
+    assert "| fedavg: one seed gives the same bytes |" in page
 
 
 def test_the_check_finds_what_is_broken(site: ModuleType, tmp_path: Path) -> None:
@@ -273,6 +290,7 @@ def test_the_check_finds_what_is_broken(site: ModuleType, tmp_path: Path) -> Non
         ('<a href="https://nowhere"></a>', "is no address"),
         ('<script src="https://example.org/x.js"></script>', "from another host"),
         ('<link rel="stylesheet" href="https://example.org/x.css">', "from another host"),
+        ("<p>:func:<code>run</code></p>", "write the name alone"),
     ):
         (tmp_path / "bad.html").write_text(part)
         assert [problem in found for found in site.check(tmp_path)] == [True], part

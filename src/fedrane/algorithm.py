@@ -23,7 +23,7 @@ from fedrane import tree
 from fedrane.data import sampling
 from fedrane.errors import ConfigError
 from fedrane.kernels.dispatch import disabled
-from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, cross_entropy
+from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, prediction_loss
 from fedrane.tree import Tensors
 
 GLOBAL, PERSONAL = "global", "personal"
@@ -74,6 +74,8 @@ class Algorithm:
     """The values that a field may have, if they are few; ``check_choices(self)`` in ``__post_init__`` checks them."""
     trains_model: ClassVar[bool] = True
     """Whether its steps train, and so see augmented inputs. False for a stage that only measures."""
+    needs_classes: ClassVar[str] = ""
+    """Why it cannot be trained where a number is predicted (regression); empty: it can."""
     needs: ClassVar[Needs] = {}
     """Fields that only have an effect if another, or a key of the experiment, has a certain value:
     ``{"calibrate=True": ("ridge",)}``, ``{"a=x|y": …}`` or ``{"optimizer=sgd": …}``."""
@@ -117,7 +119,7 @@ class Algorithm:
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         """The loss of one batch."""
         net = task.training(model, batch)
-        loss = cross_entropy(net.head(net.body(batch.x)), batch)
+        loss = prediction_loss(net.head(net.body(batch.x)), batch)
         return loss, Outcome(net.stats, {"loss": loss})
 
     def begin(self, task: Task, ctx: Context) -> Work:
@@ -184,7 +186,7 @@ class Algorithm:
         return _overlay(ctx.down.model, ctx.client_state.model)
 
     def predict(self, task: Task, model: Model, x: Tensor, mask: Tensor) -> Tensor:
-        """The class scores of a global or a personal model."""
+        """The class scores of a global or a personal model; in regression one number, the standardised prediction."""
         net = task.evaluating(model, mask)
         return net.head(net.body(x))
 
@@ -240,11 +242,12 @@ def _metric_names(algorithm: Algorithm, task: Task, ctx: Context, model: Model) 
     """The metrics that an objective returns, from one call on two empty examples; once for each task and method."""
     known = _names.setdefault(task, {})
     if (key := f"{type(algorithm)} {algorithm}") not in known:
-        x = task.zeros(2)
-        y = torch.zeros(2, dtype=torch.int64, device=task.device)
+        x, number = task.zeros(2), torch.zeros(2, dtype=torch.int64, device=task.device)
         try:
             with torch.no_grad(), disabled():  # kernels would be compiled for this size of batch alone
-                _, outcome = algorithm.objective(task, ctx, model, Batch(x, y, y == 0, y[0], full=True))
+                _, outcome = algorithm.objective(
+                    task, ctx, model, Batch(x, task.zero_labels(2), number == 0, number[0], full=True)
+                )
         except Exception:  # noqa: BLE001 - the first step raises it again, where it belongs
             return ("loss",)
         known[key] = tuple(outcome.metrics)

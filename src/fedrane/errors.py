@@ -44,7 +44,7 @@ def printable(text: str) -> str:
     >>> printable("täglich,\\x1b[31m\\u202etxt.exe")
     'täglich,\\\\x1b[31m\\\\u202etxt.exe'
     """
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class ConfigError(FedraneError):

@@ -20,7 +20,7 @@ from fedrane import methods
 from fedrane.algorithm import Algorithm
 from fedrane.config import settings
 from fedrane.config.hints import for_key
-from fedrane.data import tables
+from fedrane.data import tabular
 from fedrane.data.augment import Augmentation
 from fedrane.data.partition import Partitioning
 from fedrane.data.sampling import Span, Steps
@@ -40,6 +40,7 @@ PYTHON = "<python>"
 """Written instead of a dataset or a network that was passed as a Python object."""
 ELSEWHERE = frozenset({"data_root", "engine", "threads", "device", "checkpoint_every"})
 """The keys that decide where and how an experiment runs, and not its result."""
+MOST_ROUNDS = 10**9
 D = TypeVar("D")
 
 
@@ -64,9 +65,11 @@ class Experiment:
     """Of a table, or a dataset whose items are dictionaries: columns to leave out, separated by commas."""
     categories: str = ""
     """Of a table: columns of numbers that are categories (codes), separated by commas."""
-    impute: str = tables.NONE
+    impute: str = tabular.NONE
     """Of a table: ``median`` replaces missing values by the median of the training examples, and
     missing categories by the most frequent; with ``none`` they are an error."""
+    task: str = tabular.CLASSIFICATION
+    """Of a table: ``classification`` reads the label as a class, ``regression`` as a number to predict."""
     data_root: str = ""
     """The folder of the known datasets; empty is ``$FEDRANE_DATA``, else ``~/.cache/fedrane``."""
     image_size: int = 0
@@ -165,9 +168,9 @@ class Experiment:
         return self.method
 
     @property
-    def table_options(self) -> tables.TableOptions:
+    def table_options(self) -> tabular.TableOptions:
         """How a table is read."""
-        return tables.TableOptions(*(getattr(self, key) for key in tables.TABLE_KEYS))
+        return tabular.TableOptions(*(getattr(self, key) for key in tabular.TABLE_KEYS))
 
     @property
     def length(self) -> Span:
@@ -377,6 +380,7 @@ def _check(e: Experiment) -> None:
     need(bool(e.dataset), "dataset", "it is empty", "Use for instance dataset=digits, or the path of a file")
     for key in ("clients", "rounds", "batch", "eval_every", "checkpoint_every"):
         need(getattr(e, key) >= 1, key, "it must be at least 1", f"Use {key}=1 or more")
+    need(e.rounds <= MOST_ROUNDS, "rounds", "no machine lasts that long", f"Use rounds={MOST_ROUNDS} or fewer")
     need(e.epochs > 0, "epochs", "it must be more than 0", "Use epochs=1, or for a part of an epoch epochs=0.5")
     need(e.epochs <= 100_000, "epochs", "a round's batches are drawn in advance", "Use more rounds instead")
     need(e.steps >= 0, "steps", "it is a number of local steps", "Use 1 or more, or 0 to train epochs")

@@ -31,7 +31,7 @@ from fedrane.training.resume import (
     replanned,
     require_same_states,
 )
-from fedrane.training.run_folder import PARTITION, Folder
+from fedrane.training.run_folder import CONFIG, PARTITION, Folder
 from fedrane.training.saved import read_models, require_fit
 from fedrane.training.setup import (
     Network,
@@ -63,7 +63,7 @@ def run(
     The experiment may also be a TOML file, or words as on the command line: ``run("exp.toml")``,
     ``run(["exp.toml", "rounds=5"])``, ``run(["method=fedprox", "clients=10"])``.
 
-    ``dataset`` and ``model`` replace those of the experiment: a :class:`Dataset`, a data frame (its ``label`` is in the
+    ``dataset`` and ``model`` replace those of the experiment: a ``Dataset``, a data frame (its ``label`` is in the
     experiment), any map-style torch dataset, or one of Hugging Face; a network (which keeps the weights it holds) or a
     function (input shape, classes) → network (which starts from the seed), whose classifier the experiment names as
     ``model_head``. Without ``calibrate`` a run ends a little sooner, and its models give scores instead of
@@ -129,7 +129,7 @@ def resume(
     last round, before any post-training stage. An input that has changed since the run began is an error unless
     ``accept_changes``.
     ``trust_code`` lets a method or network run that the folder names and you have not run before. ``progress`` is as
-    for :func:`run`.
+    for ``run``.
     """
     folder = Folder(out)
     callbacks = [*callbacks, *shown(progress)]
@@ -174,6 +174,8 @@ def resume(
             earlier, session = sessions.read(folder), sessions.describe(chosen, done)
             if earlier and (other := sessions.differences(earlier[-1], session)):
                 notes.append(f"not as in the session before: {', '.join(other)}. The last bits of results may differ.")
+            if earlier and (other := sessions.edited(earlier[0], experiment)):
+                notes.append(f"{CONFIG} was edited: {', '.join(other)}. The last bits of results may differ.")
             session |= {"changed_inputs": inputs.changed, "notes": notes}
             if replan:
                 session[sessions.ROUNDS]["planned_before"] = before.rounds

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedrane.data.augment import Mixed
+from fedrane.data.dataset import Target
 from fedrane.data.streams import key
 from fedrane.errors import ConfigError
 from fedrane.kernels import precision
@@ -99,6 +100,7 @@ class Task:
 
     parts: Mapping[str, nn.Module]
     classes: int
+    """0 if a number is predicted."""
     width: int
     """The number of features the body returns."""
     shape: tuple[int, ...] = ()
@@ -120,6 +122,8 @@ class Task:
     """The method's predictions depend on the rest of their batch."""
     positive: int = 1
     """Of two classes, the one that is to be found: AUROC, AUPRC, F1 and sensitivity are of it."""
+    target: Target | None = None
+    """The number that is predicted (regression); None if classes are."""
     frozen: frozenset[str] = frozenset()
     """Names of parameters and statistics that are constants of the modules, and in no model."""
 
@@ -133,11 +137,12 @@ class Task:
             net = task.evaluating(task.init(), torch.ones(1, dtype=torch.bool, device=task.device))
             features = net.body(task.zeros(1))
             width, scores = features.shape[-1], net.head(features)
-            if scores.shape != (1, classes):
+            if scores.shape != (1, task.outputs):
+                needed = f"one score for each of the {classes} classes" if classes else "one number, the prediction"
                 raise ConfigError(
                     f"the network returns scores of shape {tuple(scores.shape)} for one example",
-                    f"there must be one score for each of the {classes} classes",
-                    "Size the last layer by the number of classes that your function receives",
+                    f"there must be {needed}",
+                    "Size the last layer by the number of classes that your function receives, which is 1 for a number",
                 )
             task._require_pure(task.zeros(2))
         return replace(task, width=width)
@@ -197,6 +202,15 @@ class Task:
     def __post_init__(self) -> None:
         for module in self.parts.values():
             module.to(device=self.device, dtype=self.dtype)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network gives for an example: a score for each class, or the prediction."""
+        return self.classes or 1
+
+    def zero_labels(self, examples: int) -> Tensor:
+        """Labels of zero, of the dtype of a batch's: class numbers, or numbers to predict, standardised."""
+        return torch.zeros(examples, dtype=self.dtype if self.target else torch.int64, device=self.device)
 
     def zeros(self, examples: int) -> Tensor:
         """Inputs of zeros, of the shape and the dtype of a batch's."""
@@ -329,8 +343,22 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
     return y[:, None] == torch.arange(classes, device=y.device)
 
 
+def prediction_loss(scores: Tensor, batch: Batch) -> Tensor:
+    """The loss of the task: the cross entropy, or where a number is predicted the squared error of the first score."""
+    if not batch.y.is_floating_point():
+        return cross_entropy(scores, batch)
+    target = batch.y if batch.mixed is None else torch.lerp(batch.y, batch.mixed.y, batch.mixed.weight)
+    return masked_mean((scores[:, 0] - target).square(), batch.mask)
+
+
 def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
-    """The mean cross entropy over the batch without padding, with mixup's second labels."""
+    """The mean cross entropy over the batch without padding, with mixup's second labels; it needs classes."""
+    if batch.y.is_floating_point():
+        raise ConfigError(
+            "cross_entropy where a number is predicted",
+            "it is a loss of classes",
+            "Use prediction_loss(scores, batch), which suits both",
+        )
     losses = F.cross_entropy(scores, batch.y, reduction="none")
     if batch.mixed is not None:
         losses = torch.lerp(losses, F.cross_entropy(scores, batch.mixed.y, reduction="none"), batch.mixed.weight)

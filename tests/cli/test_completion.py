@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +82,35 @@ def test_names_and_folders(tmp_path: Path) -> None:
     assert completion.CONFIG == run_folder.CONFIG
 
 
+HOSTILE = (
+    "$(touch p)",
+    "\\$(touch p)",
+    "`touch p`",
+    "\\`touch p`",
+    "a;touch p",
+    "a\ntouch p",
+    "'",
+    '"',
+    "\x1b[2J",
+    "a|b",
+)
+
+
+def test_a_name_that_a_shell_would_take_for_a_command_is_not_proposed(tmp_path: Path) -> None:
+    """zsh evaluates what it gets: a folder of somebody else must not run a command by the TAB key alone."""
+    for name in (*HOSTILE, "größe-0.5", "my run"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / completion.CONFIG).touch()
+        (tmp_path / f"{name}.toml").touch()
+    lines = asked(
+        tmp_path, _FEDRANE_COMPLETE="complete_bash", COMP_WORDS="fedrane\nresume", COMP_CWORD="2"
+    ).splitlines()
+    assert lines == ["runs/größe-0.5", "runs/my run"]
+    assert '"runs/my run"' in zsh("resume ", cwd=tmp_path)
+    for line in ("resume ", "run "):
+        assert "touch p" not in zsh(line, cwd=tmp_path)
+
+
 def test_zsh_shows_meanings() -> None:
     shown = zsh("run method=fedr")
     assert '"method=fedrod":"A generic predictor' in shown
@@ -91,13 +124,49 @@ def test_the_script_asks_this_command(shell: str, tmp_path: Path) -> None:
     assert f"_FEDRANE_COMPLETE=complete_{shell}" in script
 
 
-def test_in_bash(tmp_path: Path) -> None:
-    """The script that --install-completion installs, sourced and called as readline calls it."""
+@pytest.fixture
+def path_with_command(tmp_path: Path) -> str:
+    """A PATH on which a ``fedrane`` of this environment comes first."""
     command = tmp_path / "fedrane"
     command.write_text(
         f"#!{sys.executable}\nimport sys\nfrom fedrane.cli import main\nsys.argv[0] = 'fedrane'\nmain()\n"
     )
     command.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def test_in_zsh(tmp_path: Path, path_with_command: str) -> None:
+    """Installed by the command, and at the first TAB of a session in a terminal."""
+    shell = shutil.which("zsh")
+    if not shell:
+        pytest.skip("there is no zsh")
+    env = {**os.environ, "PATH": path_with_command, "HOME": str(tmp_path), "TERM": "dumb"}
+    subprocess.run([shell, "-c", "fedrane --install-completion; true"], env=env, check=True, capture_output=True)
+    process, terminal = pty.fork()
+    if not process:
+        os.execve(shell, [shell, "-i"], env)  # noqa: S606 - a shell is what is tested
+    try:
+        assert wait_for(terminal, 'print rea""dy\n', "ready")
+        assert wait_for(terminal, "fedrane ru\t", "fedrane run ")
+        assert wait_for(terminal, "method=fedrane-wo-l\t", "method=fedrane-wo-lra ")
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)
+
+
+def wait_for(terminal: int, keys: str, expected: str, seconds: float = 120.0) -> bool:
+    """Whether a terminal shows this after these keys."""
+    os.write(terminal, keys.encode())
+    shown, ends = "", time.monotonic() + seconds
+    while expected not in shown and time.monotonic() < ends:
+        if select.select([terminal], [], [], 1.0)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+    return expected in shown
+
+
+def test_in_bash(path_with_command: str) -> None:
+    """The script that --install-completion installs, sourced and called as readline calls it."""
     lines = (
         'eval "$(_FEDRANE_COMPLETE=source_bash fedrane)"',
         "COMP_WORDS=(fedrane run method = scaf); COMP_CWORD=4",
@@ -106,6 +175,6 @@ def test_in_bash(tmp_path: Path) -> None:
     )
     shell = shutil.which("bash")
     assert shell
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env = {**os.environ, "PATH": path_with_command}
     ended = subprocess.run([shell, "-c", "\n".join(lines)], capture_output=True, text=True, check=False, env=env)
     assert ended.stdout.split() == ["scaffold"], ended.stderr

@@ -1,4 +1,4 @@
-"""What only informs needs no torch, and so answers at once."""
+"""What only informs needs no torch, and so is there at once."""
 
 from __future__ import annotations
 

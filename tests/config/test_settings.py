@@ -139,7 +139,7 @@ def test_the_file_s_own_fields_stay_under_its_own_method(file: Path) -> None:
     assert strength(Experiment.from_toml(file, ["method.strength=2", "method=fedprox"])) == 2.0
 
 
-def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_said(file: Path) -> None:
+def test_the_file_s_fields_under_another_method_are_not_used_and_that_is_reported(file: Path) -> None:
     """Also if the other method has a field of that name: its meaning and scale are different."""
     for name in ("fedavg", "ditto"):
         e, notices = Experiment.asked([f"method={name}"], file)
@@ -314,6 +314,8 @@ IDLE = [
     ["method=fedrane", "method.lra=no", "method.steps=3"],
     ["method=fedrane-wo-gne", "method.solver=newton"],
     ["method=fedrane", "method.scale=16"],
+    ["method=fedrane", "method.sketch=512"],
+    ["method=fedrane-wo-gne", "method.gram=sketch"],
     ["method=fedrane", "method.loss=ce", "method.head=linear", "method.scale=16"],
     ["method=spherefed", "method.calibrate=no", "method.ridge=0.001"],
 ]
@@ -351,7 +353,7 @@ def test_a_word_with_effect_is_none(words: list[str]) -> None:
     assert effects.settle(e) == (e, [])
 
 
-def test_a_file_s_value_without_effect_is_said_and_taken_out(file: Path) -> None:
+def test_a_file_s_value_without_effect_is_reported_and_taken_out(file: Path) -> None:
     file.write_text(
         "lr = 0.3\n[partition]\nalpha = 0.1\nshards = 2\n[schedule]\nkind = 'step'\nfactor = 0.5\nevery = 3\n"
     )
@@ -384,11 +386,11 @@ def test_from_python_only_a_value_other_than_the_default_is_an_error() -> None:
 
 def test_what_a_run_has_put_in_place_of_auto_is_nobody_s_word() -> None:
     """A partition from a file is recorded with the `kind` that would have been drawn."""
-    for kind in ("natural", "dirichlet"):
+    for kind in ("natural", "dirichlet", "iid"):
         e = Experiment(partition=Partitioning(kind=kind, file="p.npz"))
         assert effects.settle(e) == (e, [])
-    with pytest.raises(ConfigError, match=r"partition\.kind=iid would have no effect.*partition\.file is p\.npz"):
-        effects.settle(Experiment(partition=Partitioning(kind="iid", file="p.npz")))
+    with pytest.raises(ConfigError, match=r"partition\.kind=shards would have no effect.*partition\.file is p\.npz"):
+        effects.settle(Experiment(partition=Partitioning(kind="shards", file="p.npz")))
 
 
 @dataclass(frozen=True)
@@ -411,7 +413,7 @@ def test_the_needs_of_methods_name_their_fields() -> None:
     for name, entry in METHODS.items():
         for condition, named in entry.cls.needs.items():
             assert {condition.partition("=")[0], *named} <= entry.fields.keys() | {"optimizer"}, name
-            values = {"True", "False", "orthonormal", "ce", "direct", "sgd"}
+            values = {"True", "False", "orthonormal", "ce", "direct", "sgd", "sketch"}
             assert set(condition.partition("=")[2].split("|")) <= values
 
 

@@ -28,7 +28,7 @@ def archive(path: Path, *members: tuple[str, bytes]) -> Path:
     return path
 
 
-def test_headers_say_what_is_read(tmp_path: Path) -> None:
+def test_headers_describe_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.ones((3, 4), np.float32), y=np.array(["a", "bc"]))
     found = arrays.headers(path)

@@ -3,13 +3,17 @@
 import gzip
 import hashlib
 import json
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import io
+from scipy.sparse import csc_matrix
 
+from contained import used_or_refused
 from fedrane.data import catalogue, download, load, medmnist
 from fedrane.data.dataset import hold_out
 from fedrane.data.partition import Partitioning, partition
@@ -25,7 +29,7 @@ def no_system_packages(monkeypatch):
     monkeypatch.setattr(catalogue, "SYSTEM", {})
 
 
-EMBEDDED = ("digits", "breast-cancer", "wine")
+EMBEDDED = ("digits", "breast-cancer", "wine", "diabetes")
 
 
 def idx_file(path, array):
@@ -125,7 +129,8 @@ def test_embedded_data_need_no_file_and_hold_out_a_fixed_fifth(name):
     entry = {entry.name: entry for entry in catalogue.status(Path("/nowhere"))}[name]
     assert (len(data.y), len(data.y_test)) == (entry.train, entry.test)
     assert (data.shape, len(data.classes)) == (entry.shape, entry.classes)
-    counts, held = np.bincount(data.y), np.bincount(data.y_test)
+    groups = (data.y, data.y_test) if data.classes else (data.y * 0, data.y_test * 0)
+    counts, held = (np.bincount(group.astype(int)) for group in groups)
     assert (held == np.rint((counts + held) / 5)).all()
 
 
@@ -234,7 +239,10 @@ def test_svhn_has_ten_for_zero(tmp_path):
         (HOUSES[:16], NUMBERS, "X (16, 32, 3, 4)"),
         (HOUSES, np.array([[1], [11], [2], [3]], np.uint8), "labels from 1 to 11"),
         (HOUSES, np.array([[1], [0], [2], [3]], np.uint8), "labels from 0 to 3"),
-        (HOUSES / 255, NUMBERS, "images of float64"),
+        (HOUSES / 255, NUMBERS, "images of double"),
+        (HOUSES, np.array([["1"], ["2"], ["3"], ["4"]]), "labels of char"),
+        (HOUSES, np.zeros((4, 1), [("a", float)]), "labels of struct"),
+        (HOUSES, csc_matrix(np.ones((4, 1))), "labels of sparse"),
     ],
 )
 def test_another_matlab_file_is_one_clear_error(tmp_path, x, y, complaint):
@@ -243,6 +251,15 @@ def test_another_matlab_file_is_one_clear_error(tmp_path, x, y, complaint):
     with pytest.raises(DataError, match="fedrane data get svhn") as caught:
         catalogue.load("svhn", tmp_path)
     assert complaint in caught.value.problem
+
+
+def test_an_array_that_occurs_twice_in_a_matlab_file_is_refused(tmp_path):
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        write_svhn(tmp_path / "SVHN", name, HOUSES, NUMBERS)
+    path = tmp_path / "SVHN" / "train_32x32.mat"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[128:])  # without its header
+    with pytest.raises(DataError, match=r"has X .*, y .*, X .*, y"):
+        catalogue.load("svhn", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"MATLAB 5.0", b"x" * 500, None])
@@ -294,7 +311,7 @@ def test_medmnist_is_read_from_its_file(name, tmp_path):
         ({"train_images": np.zeros((3, 64, 64, 3), np.uint8)}, "train_images of uint8 (3, 64, 64, 3)"),
         ({"train_images": np.zeros((3, 28, 28), np.uint8)}, "train_images of uint8 (3, 28, 28)"),
         ({"train_labels": np.array([[0], [9], [1]], np.uint8)}, "labels from 0 to 9"),
-        ({"train_images": np.array([{}, {}, {}])}, "cannot be read"),
+        ({"train_images": np.array([{}, {}, {}])}, "train_images of object (3,)"),
     ],
 )
 def test_another_file_of_medmnist_is_one_clear_error(tmp_path, changes, complaint):
@@ -305,6 +322,14 @@ def test_another_file_of_medmnist_is_one_clear_error(tmp_path, changes, complain
     assert complaint in str(caught.value)
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match=r"pathmnist\.npz cannot be read"):
+        catalogue.load("pathmnist", tmp_path)
+
+
+def test_labels_of_another_number_are_not_unpacked(tmp_path, monkeypatch):
+    labels = np.zeros((10_000_000, 1), np.int64)
+    write_medmnist(tmp_path / "MedMNIST" / "pathmnist.npz", 3, [0, 1, 8], train_labels=labels)
+    monkeypatch.setattr(medmnist.arrays, "read", None)
+    with pytest.raises(DataError, match=r"train_labels of int64 \(10000000, 1\)"):
         catalogue.load("pathmnist", tmp_path)
 
 
@@ -350,6 +375,87 @@ def test_femnist_has_a_client_for_each_user(tmp_path):
     assert partition(data.y, 62, 0, Partitioning(), 0, data.client).sizes.tolist() == [2, 3, 2]
 
 
+def test_a_user_s_name_may_be_long(tmp_path):
+    folder, name = tmp_path / "LEAF" / "femnist", "u" * 3_000_000
+    content = json.dumps({"user_data": {name: {"x": written(*[1.0] * 300), "y": [0] * 300}}})
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "data.json").write_text(content)
+    data = used_or_refused(tmp_path, lambda: catalogue.load("femnist", tmp_path))
+    assert data is not None
+    assert data.client.tolist() == [0] * 300
+
+
+def test_a_pipe_is_no_file_of_leaf(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / "LEAF" / "femnist" / part).mkdir(parents=True)
+        os.mkfifo(tmp_path / "LEAF" / "femnist" / part / "data.json")
+    with pytest.raises(DataError, match="not a plain file"):
+        catalogue.load("femnist", tmp_path)
+
+
+def test_shakespeare_has_texts_and_a_client_for_each_role(tmp_path):
+    folder = tmp_path / "LEAF" / "shakespeare"
+    line = "To be, or not to be: that is the question: Whether 'tis nobler in the mind to s~"
+    write_leaf(folder / "train", HAMLET=([line, line[1:] + "u"], ["u", "f"]), OPHELIA=([" " * 80], ["~"]))
+    write_leaf(folder / "test", HAMLET=([line], ["\n"]))
+    data = catalogue.load("shakespeare", tmp_path)
+    assert (data.shape, data.vocabulary, len(data.classes)) == ((80,), 81, 81)
+    shown = ["".join((*data.alphabet, "~")[code] for code in row) for row in data.x]
+    assert shown == [line, line[1:] + "u", " " * 80]
+    assert [data.classes[y] for y in (*data.y, *data.y_test)] == ["u", "f", "unknown", "newline"]
+    assert data.client.tolist() == [0, 0, 1]
+    assert (data.classes[1], data.mean) == ("space", ())
+
+
+@pytest.mark.parametrize(("x", "y"), [(["a" * 79], ["b"]), (["a" * 80], ["bc"]), ([5], ["b"]), (["a" * 80], [3])])
+def test_shakespeare_with_other_texts_is_refused(tmp_path, x, y):
+    for part in ("train", "test"):
+        write_leaf(tmp_path / "LEAF" / "shakespeare" / part, a=(x, y))
+    with pytest.raises(DataError, match="an example is 80 characters, and its label the one after them"):
+        catalogue.load("shakespeare", tmp_path)
+
+
+# ---- Tiny-ImageNet
+
+
+def write_tiny(root, annotations="val_0.JPEG\tn02\t0\t0\t62\t62\nval_1.JPEG\tn01\t0\t0\t62\t62\n", side=64):
+    folder = root / "tiny-imagenet-200"
+    grey, coloured = Image.new("L", (side, side), 10), Image.new("RGB", (side, side), (200, 200, 200))
+    images = {"train/n01/images/a": grey, "train/n02/images/b": coloured}
+    images |= {"val/images/val_0": coloured, "val/images/val_1": grey}
+    for name, image in images.items():
+        path = folder / f"{name}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    (folder / "words.txt").write_text("n01\tgoldfish, Carassius auratus\nn02\tmantis\nn03\tother\n")
+    (folder / "val" / "val_annotations.txt").write_text(annotations)
+
+
+def test_tiny_imagenet_is_read_from_its_folders(tmp_path):
+    write_tiny(tmp_path)
+    data = catalogue.load("tiny-imagenet", tmp_path)
+    assert (data.shape, data.classes) == ((3, 64, 64), ("goldfish", "mantis"))
+    assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1, 0])
+    assert [int(x.mean()) for x in (*data.x, *data.x_test)] == pytest.approx([10, 200, 200, 10], abs=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"annotations": "val_0.JPEG\tn07\n"}, "the name of an image, and its class"),
+        ({"annotations": "../val_0.JPEG\tn01\n"}, "the name of an image, and its class"),
+        ({"annotations": ""}, "has no images"),
+        ({"side": 32}, r"of shape \(3, 32, 32\)"),
+    ],
+)
+def test_tiny_imagenet_of_another_form_is_refused(tmp_path, change, message):
+    write_tiny(tmp_path, **change)
+    with pytest.raises(DataError, match=message):
+        catalogue.load("tiny-imagenet", tmp_path)
+
+
 def test_femnist_in_bytes_is_the_same(tmp_path):
     folder = tmp_path / "LEAF" / "femnist"
     for part in ("train", "test"):
@@ -371,6 +477,7 @@ def test_femnist_in_bytes_is_the_same(tmp_path):
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": [62]}}}), "user 'a' has labels"),
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": ["a"]}}}), "user 'a' has labels"),
         (json.dumps({"user_data": {"a": {"x": [[float("nan")] * 784], "y": [1]}}}), "user 'a' has examples"),
+        (json.dumps({"user_data": {"a": {"x": [[10**400] * 784], "y": [0]}}}), "the data of user 'a' cannot be used"),
         ('{"user_data": {}}', "has no examples"),
     ],
 )

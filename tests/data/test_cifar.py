@@ -171,6 +171,17 @@ def test_an_array_of_another_shape_is_rejected(tmp_path, python, examples, colum
     assert peak < 5_000_000  # a shape is only compared, never allocated
 
 
+def test_a_text_is_not_encoded_a_thousand_times(tmp_path):
+    once = octets(THREE, bytes(100_000))[:-1] + b"q\x06"  # the arguments, with a number in the memo
+    content = b"\x80\x02](c_codecs\nencode\nq\x05" + once[len(b"c_codecs\nencode\n") :] + b"R"
+    content += b"h\x05h\x06R" * 1000 + b"e."
+    tracemalloc.start()
+    assert "more arrays than it has bytes for" in refused(tmp_path / "batch", content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
 @both
 @pytest.mark.parametrize("kind", ["O", "O8", "i8", "V3072"])
 def test_an_array_of_another_dtype_is_rejected(tmp_path, python, kind):

@@ -185,11 +185,11 @@ def test_a_part_beyond_the_end_of_the_servers_file_is_started_over(serve, tmp_pa
     assert (raw(tmp_path) / FIRST).read_bytes() == FILES[FIRST]
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["length announced", "length not announced"])
-def test_what_is_longer_than_the_file_is_not_written(serve, tmp_path, told, monkeypatch):
+@pytest.mark.parametrize("announced", [True, False], ids=["length announced", "length not announced"])
+def test_what_is_longer_than_the_file_is_not_written(serve, tmp_path, announced, monkeypatch):
     server = serve()
     sources, server.files = server.sources(), server.files | {FIRST: FILES[FIRST] + bytes(3_000_000)}
-    server.length = told
+    server.length = announced
     written = []
     with pytest.raises(
         DataError, match=f"{FIRST} is longer than {len(FILES[FIRST])} bytes: the server has a different"

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import fedrane
+from contained import used_or_refused
 from fedrane import Experiment
 from fedrane.data import Dataset, from_csv, load
 from fedrane.data.readers import read_labelled
-from fedrane.data.tables import TableOptions
+from fedrane.data.tabular import TableOptions
 from fedrane.errors import ConfigError, DataError, FedraneError
 from fedrane.training.predictor import read_named_inputs
 
@@ -97,7 +98,8 @@ def test_row_numbers_that_pandas_has_written_are_no_column(pa: Any, tmp_path: Pa
     ("column", "message"),
     [
         ([datetime.date(2024, 1, 1)] * ROWS, "column 'age' of .*t.parquet has dates or times.*drop=age"),
-        ([[1, 2]] * ROWS, "column 'age' of .*t.parquet has a ndarray"),
+        ([[1, 2]] * ROWS, "column 'age' of .*t.parquet has list<.*>.*drop=age"),
+        ([{"years": 40}] * ROWS, "column 'age' of .*t.parquet has struct<.*drop=age"),
         ([b"a"] * ROWS, "column 'age' of .*t.parquet has a bytes"),
         ([1e300] * ROWS, "t.parquet has '1e.300' in column 'age', row 0"),
     ],
@@ -130,6 +132,21 @@ def test_the_memory_for_a_file_is_compared_before_it_is_read(
     monkeypatch.setenv("FEDRANE_MEMORY", "0.000001")
     with pytest.raises(DataError, match=r"the table in .*t\.parquet needs about"):
         from_csv(path, **SAME)
+
+
+def test_a_long_text_that_stands_for_every_row_is_not_repeated(pa: Any, tmp_path: Path) -> None:
+    size = 40_000_000
+    for once, message in (
+        (pa.array(["z" * size]), f"column 'ward' of .*t.parquet has a text of {size:,} characters.*drop=ward"),
+        (pa.array([b"z" * size], pa.binary(size)), "column 'ward' of .*t.parquet has fixed_size_binary.*drop=ward"),
+    ):
+        rows = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), once)
+        path = as_parquet(pa, tmp_path / "t.parquet", ward=rows)
+        assert path.stat().st_size < size / 10
+        with pytest.raises(DataError, match=message):
+            from_csv(path, **SAME)
+        assert used_or_refused(tmp_path, lambda path=path: from_csv(path, **SAME)) is None
+        assert from_csv(path, **SAME, drop="ward").shape == (3,)
 
 
 def test_a_run_a_prediction_and_a_client_take_it(pa: Any, tmp_path: Path) -> None:

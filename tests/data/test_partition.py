@@ -362,7 +362,7 @@ def test_an_invalid_partition_is_rejected(clients: tuple[NDArray[np.int64], ...]
         ({"test": float("nan")}, r"partition\.test=nan"),
     ],
 )
-def test_every_wrong_setting_says_what_to_do(wrong: dict[str, object], message: str) -> None:
+def test_every_wrong_setting_has_a_remedy(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Partitioning(**wrong)  # type: ignore[arg-type]
     assert caught.value.why

@@ -131,7 +131,10 @@ def test_given_classes_are_taken_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"y": LABELS.astype(float)}, "of integers or of names. Numbers cannot be predicted (there is no regression)"),
+        (
+            {"y": LABELS.astype(float)},
+            "of integers or of names. Numbers are predicted from a table, with task=regression",
+        ),
         ({"y": LABELS[:, None]}, "y is int64"),
         ({"y": LABELS[:9]}, "10 inputs but 9 labels"),
         ({"y": np.array(["a", "b"] * 5)}, "numbers and names"),

@@ -59,7 +59,7 @@ def test_everybody_is_sampled_sooner_or_later_and_evenly() -> None:
     assert counts.max() < 130
 
 
-def test_dropouts_have_their_own_stream_and_rate() -> None:
+def test_dropouts_have_their_own_stream_and_probability() -> None:
     everybody = list(range(50))
     lost = [sampling.lost(0, r, everybody, 0.2) for r in range(100)]
     assert 850 < sum(map(len, lost)) < 1150

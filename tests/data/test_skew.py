@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import fedrane
 from fedrane import Experiment
 from fedrane.data import skew as module
-from fedrane.data.skew import FeatureSkew, Ways
+from fedrane.data.skew import ClientSkews, FeatureSkew
 from fedrane.errors import ConfigError
 from fedrane.training.setup import as_dataset, make_federation, make_partition
 
@@ -59,9 +59,9 @@ def test_an_image_does_not_depend_on_how_many_are_changed_at_a_time(monkeypatch:
 
 def test_a_quarter_turn_moves_pixels_and_changes_none() -> None:
     x = images(12, 2, 5, 5)
-    ways = Ways.of(FeatureSkew(rotation=90.0), 2, 2, 0)
-    assert sorted(ways.angles) == [-90, 90]
-    for turned, angle, part in zip(skewed(x, 2, rotation=90.0), ways.angles, dealt(12, 2), strict=True):
+    skews = ClientSkews.of(FeatureSkew(rotation=90.0), 2, 2, 0)
+    assert sorted(skews.angles) == [-90, 90]
+    for turned, angle, part in zip(skewed(x, 2, rotation=90.0), skews.angles, dealt(12, 2), strict=True):
         assert np.array_equal(turned, np.rot90(x[part], 1 if angle > 0 else -1, axes=(2, 3)))
 
 
@@ -72,7 +72,7 @@ def test_a_half_turn_works_on_any_shape() -> None:
 
 def test_angles_are_spread_evenly_and_the_one_between_turns_nothing() -> None:
     x = images(10)
-    angles = Ways.of(FeatureSkew(rotation=40.0), 5, 3, 0).angles
+    angles = ClientSkews.of(FeatureSkew(rotation=40.0), 5, 3, 0).angles
     assert sorted(angles) == pytest.approx([-40, -20, 0, 20, 40])
     changed = skewed(x, 5, rotation=40.0)
     for angle, part, mine in zip(angles, dealt(10, 5), changed, strict=True):
@@ -93,7 +93,7 @@ def test_a_rotation_is_bilinear_and_black_outside() -> None:
 
 def test_a_channel_is_multiplied_by_the_client_s_own_factor() -> None:
     x = np.full((5, 3, 2, 2), 100, np.uint8)
-    factors = Ways.of(FeatureSkew(intensity=0.4), 5, 3, 0).factors
+    factors = ClientSkews.of(FeatureSkew(intensity=0.4), 5, 3, 0).factors
     for channel in range(3):
         assert sorted(factors[:, channel]) == pytest.approx([0.6, 0.8, 1, 1.2, 1.4])
     assert len(np.unique(factors, axis=0)) == 5
@@ -108,7 +108,7 @@ def test_what_is_brighter_than_white_is_white() -> None:
 
 def test_noise_has_the_client_s_deviation() -> None:
     x = np.full((800, 1, 8, 8), 128, np.uint8)
-    deviations = Ways.of(FeatureSkew(noise=0.1), 4, 1, 0).deviations
+    deviations = ClientSkews.of(FeatureSkew(noise=0.1), 4, 1, 0).deviations
     assert sorted(deviations) == pytest.approx([0.025, 0.05, 0.075, 0.1])
     for noisy, deviation in zip(skewed(x, 4, noise=0.1), deviations, strict=True):
         away = noisy.astype(float) - 128
@@ -161,7 +161,7 @@ def test_every_engine_sees_the_same_images(engine: str) -> None:
         ({"intensity": 1.0}, r"skew\.intensity=1\.0.*must not become black"),
     ],
 )
-def test_every_wrong_setting_says_what_to_do(wrong: dict[str, float], message: str) -> None:
+def test_every_wrong_setting_has_a_remedy(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FeatureSkew(**wrong)
 

@@ -316,7 +316,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @FORKS
-def test_an_interrupt_is_the_run_s_to_hear() -> None:
+def test_an_interrupt_is_handled_by_the_run_alone() -> None:
     """A terminal sends it to all; the run may want to finish its round."""
 
     def interrupted(_: Sequential, item: int) -> int:

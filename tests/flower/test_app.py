@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import fedrane
 from asserts import same_bytes
 from fedrane import Experiment, data, report
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.data.readers import read_labelled
 from fedrane.errors import CheckpointError, ConfigError, DataError, FileError
 from fedrane.flower.app import client, models

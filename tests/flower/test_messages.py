@@ -251,7 +251,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_answer_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, lost_once: fedrane.Result) -> None:
+def test_a_bad_reply_is_left_out_and_the_run_goes_on(bad: str, tmp_path: Path, lost_once: fedrane.Result) -> None:
     """As if that client's reply had been lost: reported to the user and in the metrics."""
     listener = Listener()
     with looped(tmp_path / "bad", up=lambda reply: poison(reply, BAD[bad]) if second(reply) else reply):

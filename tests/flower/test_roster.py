@@ -13,7 +13,7 @@ from flwr.app import Array, Message
 from typer.testing import CliRunner
 
 import fedrane
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.errors import ConfigError
 from fedrane.flower.nodes import NodePool
 from fedrane.flower.project import AppConfig
@@ -138,7 +138,7 @@ def test_of_two_that_come_at_once_without_a_roster_both_are_named(tmp_path: Path
     assert "node 2000" in messages[0]
 
 
-def test_a_node_that_never_answers_is_asked_more_and_more_rarely(
+def test_a_node_that_never_replies_is_asked_more_and_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question holds up the others: one node must not take half of a run's time."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.errors import DataError
 from fedrane.flower.app import node_examples
 from fedrane.flower.project import AppConfig

@@ -75,7 +75,7 @@ def test_it_finds_the_best_worst_client(monkeypatch: pytest.MonkeyPatch) -> None
     assert float(there.max()) < 0.95 * float(problem.losses(mean).max()), "FedAvg's minimiser is worse for somebody"
 
 
-def test_with_hardly_any_rate_it_is_fedavg() -> None:
+def test_with_a_tiny_lr_it_is_fedavg() -> None:
     e = quick(precision="float64", participation=0.5)
     ours, plain = (fedrane.run(e.replace(method=each)).server.model for each in (AFL(1e-9), FedAvg()))
     close(ours.params, plain.params, 1e-7)
@@ -100,6 +100,6 @@ def test_the_mixture_is_resumed(tmp_path: object) -> None:
     assert tree.equal(fedrane.resume(f"{tmp_path}/run", rounds=4).server, whole)
 
 
-def test_a_rate_of_zero_is_refused() -> None:
+def test_an_lr_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="mixture_lr"):
         AFL(0.0)

@@ -64,7 +64,7 @@ def test_personal_models_go_on_from_round_to_round() -> None:
     assert not torch.equal(more.personal(0)(x), more.personal(1)(x))
 
 
-def test_without_its_pull_it_is_said_to_be_local_training() -> None:
+def test_without_its_pull_it_is_reported_to_be_local_training() -> None:
     """And it is, bit for bit, with momentum and normalisation statistics."""
     with pytest.warns(UserWarning, match="local training"):
         method = Ditto(strength=0.0)

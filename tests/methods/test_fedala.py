@@ -117,7 +117,7 @@ def test_in_the_first_round_the_weights_stay_ones() -> None:
     assert any(bool((value < 1).any()) for value in later.client_states[0].extra["weights"].values())
 
 
-def test_without_a_rate_it_is_fedavg() -> None:
+def test_with_an_lr_of_zero_it_is_fedavg() -> None:
     """On whole batches, to rounding: the order of examples within a batch is that of another epoch."""
     with pytest.warns(UserWarning, match="as FedAvg"):
         method = FedALA(weight_lr=0.0)

@@ -48,7 +48,7 @@ def test_the_head_does_not_move_in_ten_rounds() -> None:
 
 @pytest.mark.parametrize("tune", PARTS)
 @pytest.mark.parametrize("norm", ["shared", "local"])
-def test_the_finale_leaves_the_server_as_it_was(tune: str, norm: str) -> None:
+def test_post_training_leaves_the_server_as_it_was(tune: str, norm: str) -> None:
     before = conformance.trained(FedBABU(tune), post_training=False, norm=norm, momentum=0.5)
     after = conformance.trained(FedBABU(tune), norm=norm, momentum=0.5)
     assert len(after.history) == len(before.history) + 1
@@ -115,7 +115,7 @@ def test_the_personal_predictions() -> None:
 
 
 @pytest.mark.parametrize("tune", PARTS)
-def test_in_the_finale_the_body_goes_down_and_the_head_is_there_already(tune: str) -> None:
+def test_in_post_training_the_body_goes_down_and_the_head_is_there_already(tune: str) -> None:
     result = fedrane.run(quick(method=FedBABU(tune), rounds=2))
     body = 4 * 4 * sum(p.numel() for p in bodies(result.server.model.params).values())
     head = 4 * 4 * sum(p.numel() for p in heads(result.server.model.params).values())

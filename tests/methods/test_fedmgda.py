@@ -91,7 +91,7 @@ def test_moving_further_does_not_count() -> None:
     close(first.model.params, second.model.params, 1e-10)
 
 
-def test_the_rate_falls_with_the_rounds() -> None:
+def test_the_lr_falls_with_the_rounds() -> None:
     lengths = []
     for round in (1, 3):
         fed, server, ups, cohort = trained()

@@ -130,7 +130,7 @@ def test_related_clients_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert near / alone < 0.9 * far / apart
 
 
-def test_without_its_pull_it_is_said_to_be_local_training() -> None:
+def test_without_its_pull_it_is_reported_to_be_local_training() -> None:
     with pytest.warns(UserWarning, match="local training"):
         method = FedMTL(strength=0.0)
     settings = {"rounds": 4, "clients": 6, "participation": 0.5, "client_dropout": 0.2, "momentum": 0.5}
@@ -174,7 +174,7 @@ class Messages(Callback):
 
 
 @pytest.mark.parametrize(("strength", "momentum", "expected"), [(2.1, 0.0, True), (2.1, 0.5, False), (1.9, 0.0, False)])
-def test_a_pull_too_stiff_for_the_rate_is_said(strength: float, momentum: float, expected: bool) -> None:
+def test_a_pull_too_stiff_for_the_lr_is_reported(strength: float, momentum: float, expected: bool) -> None:
     """lr · 2λ / floor is compared with 2 (1 + momentum), only in the first round."""
     messages = Messages()
     e = quick(method=FedMTL(strength, floor=0.2), rounds=2, lr=0.1, momentum=momentum, clip=1.0)

@@ -152,7 +152,7 @@ def test_what_makes_it_fedavg_is_reported() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_on_two_classes_it_is_fedavg_and_the_first_round_says_it(classes: int) -> None:
+def test_on_two_classes_it_is_fedavg_and_the_first_round_reports_it(classes: int) -> None:
     """The one class that is not true always has probability 1."""
     whole = table(60)
     y, y_test = whole.y % classes, whole.y_test % classes

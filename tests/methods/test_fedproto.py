@@ -121,7 +121,7 @@ def test_the_server_averages_over_those_who_have_the_class() -> None:
     assert never.extra["known"].tolist() == [1, 1, 0]
 
 
-def answers(method: FedProto, known: list[float], client: int) -> tuple[Tensor, Tensor, Context, Federation]:
+def predictions(method: FedProto, known: list[float], client: int) -> tuple[Tensor, Tensor, Context, Federation]:
     fed = prepared(method)
     server = sent_down(method.init(fed.task, fed.roster), known)
     ctx = Sequential(method, fed).context(server, None, fed.client(client, 2, 0.1, 1))
@@ -137,7 +137,7 @@ def test_a_client_predicts_the_nearest_of_its_classes() -> None:
         (1, [1.0, 0.0, 1.0], [0, 2]),
         (0, [1.0] * 3, [0, 1]),
     ):
-        scores, x, ctx, fed = answers(FedProto(), known, client)
+        scores, x, ctx, fed = predictions(FedProto(), known, client)
         z = features(fed, ctx.client_state.model.params, x)
         distances = torch.cdist(z, ctx.down.extra["prototypes"][classes])
         assert scores.argmax(1).tolist() == [classes[best] for best in distances.argmin(1).tolist()]
@@ -146,7 +146,7 @@ def test_a_client_predicts_the_nearest_of_its_classes() -> None:
 
 @pytest.mark.parametrize(("classifier", "known"), [("head", [1.0] * 3), ("prototypes", [0.0] * 3)])
 def test_by_wish_or_without_prototypes_it_predicts_with_the_head(classifier: str, known: list[float]) -> None:
-    scores, x, ctx, fed = answers(FedProto(classifier=classifier), known, 1)
+    scores, x, ctx, fed = predictions(FedProto(classifier=classifier), known, 1)
     params = ctx.client_state.model.params
     expected = F.linear(features(fed, params, x), params["head.weight"], params["head.bias"])
     torch.testing.assert_close(scores, expected)

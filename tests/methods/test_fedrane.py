@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,23 +88,23 @@ def test_gradients_reach_the_body_and_the_attention(settings: dict[str, Any], au
         def loss(params: dict[str, Tensor], method: FedRANE = method, ctx: Context = ctx, task: Task = task) -> Tensor:
             return method.objective(task, ctx, Model(params, {}), imbalanced(1))[0]
 
-        slopes = torch.func.grad(loss)(model.params)
-        for name, gradient in slopes.items():
+        gradients = torch.func.grad(loss)(model.params)
+        for name, gradient in gradients.items():
             moved = float(gradient.abs().sum()) > 0
             assert moved or (name.startswith("head") and contrast > 0) or name == "head.bias", name
 
 
 def test_the_graphs_gradient_flows_only_where_asked() -> None:
     batch = imbalanced(3)
-    slopes = []
+    gradients = []
     for flag in (False, True):
         method = FedRANE(graph_gradient=flag)
         task, ctx = prepared(method)
         model = method.start(task, ctx)
-        slopes.append(
+        gradients.append(
             torch.func.grad(lambda p, m=method, t=task, c=ctx: m.objective(t, c, Model(p, {}), batch)[0])(model.params)
         )
-    assert not torch.equal(slopes[0]["body.0.weight"], slopes[1]["body.0.weight"])
+    assert not torch.equal(gradients[0]["body.0.weight"], gradients[1]["body.0.weight"])
 
 
 def test_without_both_parts_it_is_fedavg() -> None:
@@ -197,7 +198,7 @@ def test_the_loss_is_prediction_plus_contrast() -> None:
     assert values[2] - values[1] == pytest.approx(values[1] - values[0])
 
 
-def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
+def gradients(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
     task, ctx = prepared(method)
     params = method.start(task, ctx).params
     return torch.func.grad(lambda p: method.objective(task, ctx, Model(p, {}), batch)[0])(params)
@@ -205,7 +206,7 @@ def slopes(method: FedRANE, batch: Batch) -> dict[str, Tensor]:
 
 def test_the_contrast_alone_moves_the_body() -> None:
     """The gradient is the prediction's plus λ_CD times the contrast's, which reaches body and attention."""
-    none, some, twice = (slopes(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
+    none, some, twice = (gradients(FedRANE(contrast=contrast), imbalanced(4)) for contrast in (0.0, 0.2, 0.4))
     for name in (name for name in none if not name.startswith("head.")):
         contrast = some[name] - none[name]
         assert float(contrast.norm()) > 1e-6, name
@@ -244,15 +245,16 @@ def test_scores_are_cosines(loss: str, scale: float) -> None:
 
 
 DEFAULT_TERMS = nash.Terms(power=1.0, scope="layer")
+SKETCH: dict[str, Any] = {"gram": "sketch", "sketch": 8}
 
 
 def test_the_terms_of_the_bargain_are_those_set() -> None:
     plain = FedRANE(**PLAIN)
     task, server, ups, cohort = uploads(plain)
     usual, _ = plain.aggregate(task, server, ups, cohort)
-    for terms in ({"power": 0.5}, {"length": "ball"}, {"scope": "model"}, {"blend": 0.3}):
+    for terms in ({"power": 0.5}, {"length": "ball"}, {"scope": "model"}, {"blend": 0.3}, SKETCH):
         after, _ = FedRANE(**PLAIN, **terms).aggregate(task, server, ups, cohort)
-        expected, _ = nash.negotiate(server.model, ups.model, cohort, DEFAULT_TERMS._replace(**terms))
+        expected, _ = nash.negotiate(server.model, ups.model, cohort, DEFAULT_TERMS._replace(**terms), task.seed)
         same_bytes(after.model, expected)
         assert not tree.equal(after, usual), terms
     _, record = FedRANE(**PLAIN, solver="sequential").aggregate(task, server, ups, cohort)
@@ -336,6 +338,22 @@ def test_the_names_of_the_tables(name: str, tmp_path: Path) -> None:
     same_bytes(states(fedrane.resume(tmp_path / "run")), states(result))
 
 
+def test_sketches_are_of_the_run_and_the_round(tmp_path: Path) -> None:
+    """A resumed run draws the same ones."""
+    e = quick(method=FedRANE(lra=False, **SKETCH), rounds=3)
+    whole, rounds = fedrane.run(e), fedrane.run(e.replace(rounds=2), tmp_path / "run")
+    assert not tree.equal(rounds.server, whole.server)
+    same_bytes(states(fedrane.resume(tmp_path / "run", rounds=3)), states(whole))
+    assert not tree.equal(fedrane.run(e.replace(method=FedRANE(lra=False))).server, whole.server)
+
+
+def test_the_seed_of_sketches_is_the_runs() -> None:
+    method = FedRANE(**PLAIN, **SKETCH)
+    task, server, ups, cohort = uploads(method)
+    one, other = (method.aggregate(replace(task, seed=seed), server, ups, cohort)[0] for seed in (1, 2))
+    assert not tree.equal(one.model, other.model)
+
+
 def test_a_frozen_head_goes_down_once() -> None:
     result = fedrane.run(quick(method="fedrane-wo-lra", rounds=2))
     first, second = (r["bytes_down"] for r in result.history[:2])
@@ -357,6 +375,8 @@ def test_a_frozen_head_goes_down_once() -> None:
         ({"temperature": 0.0}, "temperature"),
         ({"relation": 0.0}, "relation"),
         ({"blend": 1.5}, "between 0 and 1"),
+        ({"gram": "sketched"}, "'sketch'"),
+        ({"gram": "sketch", "sketch": 7}, r"method\.sketch=7: it must be between 8 and"),
         ({"alternations": 0}, "alternations"),
     ],
 )
@@ -426,7 +446,7 @@ class Sabotaged(FedRANE):
         return done._replace(up=tree.scale(done.up, broken), client_state=tree.scale(done.client_state, broken))
 
 
-def test_a_client_left_out_is_said_and_keeps_its_state() -> None:
+def test_a_client_left_out_is_reported_and_keeps_its_state() -> None:
     listener = Listener()
     result = fedrane.run(quick(method=Sabotaged(calibrate=False), rounds=2), callbacks=[listener])
     assert [record["gne/excluded"] for record in result.history] == [[0], [0]]

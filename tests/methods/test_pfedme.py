@@ -127,7 +127,7 @@ class Messages(Callback):
         self.texts.append(text)
 
 
-def test_the_experiments_rate_is_not_used_and_that_is_said_once() -> None:
+def test_the_experiments_lr_is_not_used_and_that_is_reported_once() -> None:
     messages = Messages()
     runs = [fedrane.run(quick(method=PFedMe(), rounds=3, lr=lr), callbacks=[messages]) for lr in (0.1, 0.7)]
     same_bytes(runs[0].server, runs[1].server)

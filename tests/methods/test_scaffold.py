@@ -104,7 +104,7 @@ def test_option_two_is_the_mean_gradient_of_the_way() -> None:
     close(method.finish(fed.task, ctx, work).client_state.extra["control"], mean, 1e-12)
 
 
-def test_the_global_rate_lengthens_the_servers_step() -> None:
+def test_the_global_lr_lengthens_the_servers_step() -> None:
     """x + η_g (1/|S|) Σ (y_i − x), and nothing else."""
     fed = federation(table(60), [list(range(20)), list(range(20, 60))], batch=8)
     method = Scaffold(global_lr=1.5)

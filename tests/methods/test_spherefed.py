@@ -130,7 +130,7 @@ def test_calibration_is_never_worse_on_the_training_examples(seed: int) -> None:
     assert float(error) < float(moments.squared_error(fixed)), "compared with a random head there is much to gain"
 
 
-def test_without_calibration_it_is_the_same_run_up_to_the_finale() -> None:
+def test_without_calibration_it_is_the_same_run_up_to_post_training() -> None:
     settings: dict[str, Any] = {"rounds": 4, "momentum": 0.5, "participation": 0.5, "clients": 6, "lr": 0.3}
     with_it, without = (fedrane.run(quick(method=SphereFed(calibrate=flag), **settings)) for flag in (True, False))
     assert untimed(with_it.history[:4]) == untimed(without.history)

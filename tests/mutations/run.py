@@ -42,7 +42,7 @@ OPTIONS = ("-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
 SLIPS = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError")
 """A mutant that raises one of these is no defect somebody might make, but a slip in its table."""
 NEEDED = (
-    "fedrane.cli.app",
+    "fedrane.cli.commands",
     "fedrane.testing.conformance",
     "cvxpy",
     "hypothesis.strategies",
@@ -168,7 +168,7 @@ def work(job: Job, out: Connection, loud: bool) -> None:
         status = pytest.main([*OPTIONS, *job.laws], plugins=[recorder])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             recorder.problem = recorder.problem or f"pytest ends with {status!r}"
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it must be told
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it must be reported
         recorder.problem = f"cannot be imported: {type(error).__name__}: {error}"
     out.send(recorder.ended())
     out.close()

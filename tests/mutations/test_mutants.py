@@ -43,7 +43,7 @@ def test_every_method_and_every_op_has_mutants() -> None:
         assert sum(mutant.file == file for mutant in read(tables()[path.stem])) >= 5, f"{path.stem} has too few mutants"
 
 
-def test_every_known_defect_is_repeated_and_the_page_says_so() -> None:
+def test_every_known_defect_is_repeated_and_is_on_the_page() -> None:
     repeated = {key for mutant in chosen(()) for key in mutant.repeats}
     assert repeated == {defect.key for defect in defects()}
     assert DOCUMENT.read_text(encoding="utf-8") == document(), "run: python tests/mutations/run.py --document"

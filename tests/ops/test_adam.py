@@ -155,7 +155,7 @@ REFUSED = {"adam": {"fednova", "scaffold"}, "adamw": {"fednova", "scaffold", "fe
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_who_refuses_adam_says_why(kind: str) -> None:
+def test_a_refusal_of_adam_names_the_reason(kind: str) -> None:
     task = federation(table(20), [list(range(20))], optimizer=FEDADAM if kind == "adam" else FEDADAMW).task
     refused = {}
     for name, entry in METHODS.items():

@@ -88,10 +88,10 @@ def test_absent_classes(dtype: torch.dtype) -> None:
     alone = F.cross_entropy(scores[:, [0, 3]] + counts[[0, 3]].log(), (y > 0).long())
     torch.testing.assert_close(loss.detach(), alone)
 
-    dead = torch.cat([y, torch.tensor([1, 2])])
+    labels = torch.cat([y, torch.tensor([1, 2])])
     mask = torch.tensor([True] * 8 + [False] * 2)
     padded = torch.cat([scores, torch.full((2, 4), 1e3, dtype=dtype)]).requires_grad_()
-    again = balanced_cross_entropy(padded, counts, Batch(dead, dead, mask, dead[0]))
+    again = balanced_cross_entropy(padded, counts, Batch(labels, labels, mask, labels[0]))
     again.backward()
     assert padded.grad is not None
     torch.testing.assert_close(again.detach(), loss.detach())

@@ -20,7 +20,7 @@ def client(index: int, population: int, round: int = 1) -> Client:
     return Client(integer(index), integer(10), None, integer(1), integer(round), lr, population)
 
 
-def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
+def test_a_draw_takes_positions_by_what_is_left_of_the_weights() -> None:
     """The chance of each pair in its order: p_i p_j / (1 − p_i)."""
     weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=DOUBLE), 20_000
     keys = 1_000_003 * torch.arange(count)
@@ -35,7 +35,7 @@ def test_a_draw_takes_places_by_what_is_left_of_the_weights() -> None:
 def test_what_was_never_had_comes_first_and_oneself_never() -> None:
     relation, had = torch.tensor([0.9, 0.9, 0.0, 0.9, 0.0], dtype=DOUBLE), torch.tensor([3, 0, 0, 1, 7])
     ctx = Context(State(NOTHING, {"which": torch.tensor([1, 4, 0])}), State(NOTHING, {}), client(1, 5))
-    asked = [core_models.wish(ctx, relation, had, torch.tensor(key)).tolist() for key in range(200)]
+    asked = [core_models.next_request(ctx, relation, had, torch.tensor(key)).tolist() for key in range(200)]
     assert all(wishes[0] == 2 for wishes in asked)
     assert {core for wishes in asked for core in wishes[1:]} == {0, 3, 4}
 
@@ -47,7 +47,7 @@ def test_a_larger_coefficient_is_asked_for_more_often_and_more_so_in_later_round
     for round, base in ((1, 1.5), (60, 20.0)):
         down = State(NOTHING, {"which": torch.tensor([1])})
         ctx = Context(down, State(NOTHING, {}), client(0, 3, round))
-        asked = vmap(lambda key, ctx=ctx: core_models.wish(ctx, relation, had, key))(keys)
+        asked = vmap(lambda key, ctx=ctx: core_models.next_request(ctx, relation, had, key))(keys)
         chance = base / (base + 1)
         assert abs(float((asked == 1).double().mean()) - chance) < 5 * math.sqrt(chance * (1 - chance) / len(keys))
 

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from asserts import close
 from fedrane.errors import ConfigError
+from fedrane.ops import sketch
+from fedrane.ops.matrices import Dense, Factored
 from fedrane.ops.nash import SOLVERS, Agreement, Terms, agree, bargain, gram, negotiate
+from fedrane.ops.sketch import Sketches, sketched
 from fedrane.task import Client, Model
 
 DOUBLE = torch.float64
@@ -158,7 +161,7 @@ def test_opposite_clients_do_not_move() -> None:
 
 
 @pytest.mark.parametrize(("clients", "directions"), [(30, 9), (1000, 20)])
-def test_no_common_half_space_is_said(clients: int, directions: int) -> None:
+def test_no_common_half_space_is_reported(clients: int, directions: int) -> None:
     """A ridge, reported with the residual of the system with it; finite weights, or no move."""
     deviations = draw(directions, clients)
     made = bargain(deviations.T @ deviations)
@@ -321,7 +324,12 @@ def test_where_clients_have_nothing_in_common_each_pulls_by_the_root_of_its_powe
     torch.testing.assert_close(made.weights * lengths, w.sqrt())
 
 
-@pytest.mark.parametrize("terms", [Terms(), Terms(power=1.0, scope="layer"), Terms(length="ball", scope="body")])
+SKETCHED = Terms(power=1.0, scope="layer", gram="sketch", sketch=8)
+
+
+@pytest.mark.parametrize(
+    "terms", [Terms(), Terms(power=1.0, scope="layer"), Terms(length="ball", scope="body"), SKETCHED]
+)
 def test_a_broken_upload_is_left_out_of_everything(terms: Terms) -> None:
     """Parameters, statistics and record as without its upload, except that the record names it. Also of the layers in
     which its numbers are finite."""
@@ -337,13 +345,14 @@ def test_a_broken_upload_is_left_out_of_everything(terms: Terms) -> None:
     assert record["gne/excluded"] == [13], "the client's index, not its position"
 
 
+@pytest.mark.parametrize("known", ["exact", "sketch"])
 @pytest.mark.parametrize("scope", ["model", "layer"])
-def test_a_client_without_a_deviation_is_left_out(scope: str) -> None:
+def test_a_client_without_a_deviation_is_left_out(scope: str, known: str) -> None:
     """Of the length of the step and of the statistics too."""
     server, ups = models(4)
     for name, rows in ups.params.items():
         rows[2] = server.params[name]
-    terms, others = Terms(power=1.0, scope=scope), [0, 1, 3]
+    terms, others = Terms(power=1.0, scope=scope, gram=known, sketch=8), [0, 1, 3]
     (params, stats), record = negotiate(server, ups, cohort([1, 2, 30, 4]), terms)
     without = Model({n: r[others] for n, r in ups.params.items()}, {n: r[others] for n, r in ups.stats.items()})
     (again, stats_again), _ = negotiate(server, without, cohort([1, 2, 4]), terms)
@@ -407,3 +416,132 @@ def test_the_sequence_never_throws(seed: int) -> None:
     made = bargain(deviations.T @ deviations, powers, "sequential")
     assert bool(torch.isfinite(made.weights).all())
     assert made.residual <= 1e-5 * max(1.0, float(powers.max()))
+
+
+# ---- sketches instead of deviations
+
+
+def crowd(clients: int, width: int, common: float = 0.7) -> Sketches:
+    """Sketches of clients around a common direction, of lengths spread by e; without it they conflict."""
+    numbers = draw(clients, width) + common * draw(width, seed=1)
+    numbers *= draw(clients, 1, seed=2).exp()
+    return Sketches(numbers, numbers.norm(dim=1) * positive(clients, 1, seed=3).flatten())
+
+
+def as_matrix(sketches: Sketches) -> Tensor:
+    """What the sketches say of the Gram matrix, with the exact norms."""
+    unit = sketches.numbers / sketches.numbers.norm(dim=1, keepdim=True) * sketches.norms[:, None]
+    return unit @ unit.T
+
+
+@pytest.mark.parametrize("by", ["equal powers", "powers"])
+@pytest.mark.parametrize("width", [64, 299, 300])
+def test_newton_by_factors_is_newton(width: int, by: str) -> None:
+    """To 1e-10, of 300 clients, and every utility is the power over the weight."""
+    sketches = crowd(300, width)
+    w = torch.ones(300, dtype=DOUBLE) if by == "equal powers" else positive(300, 1, seed=5).flatten() * 2
+    made, dense = bargain(sketches, w), bargain(as_matrix(sketches), w)
+    assert isinstance(sketches.cosines(np.ones(300, bool)), Factored if width < 300 else Dense)
+    torch.testing.assert_close(made.weights, dense.weights, rtol=1e-10, atol=0)
+    assert made.ridge == dense.ridge == 0
+    assert made.moves
+    assert made.residual <= TINY
+    utilities = as_matrix(sketches) @ made.weights
+    assert float((made.weights * utilities - w).abs().max()) <= TINY
+
+
+def test_a_crowd_bargains_without_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30,000 clients, whose matrix would take 7 GB: it is never formed. The residual is the one that is promised."""
+    monkeypatch.setattr(sketch, "Dense", None)
+    sketches = crowd(30_000, 16, common=2.0)
+    made = bargain(sketches, positive(30_000, 1).flatten())
+    assert (made.ridge, made.moves, made.excluded) == (0, True, ())
+    assert made.residual <= 1.05e-11
+    assert bool((made.weights > 0).all())
+
+
+@pytest.mark.parametrize("width", [8, 30])
+def test_a_crowd_that_conflicts_gets_the_ridge_of_its_matrix(width: int) -> None:
+    sketches = crowd(300, width, common=0.0)
+    made, dense = bargain(sketches), bargain(as_matrix(sketches))
+    assert made.ridge == dense.ridge > 0
+    assert made.residual <= 1e-6
+    torch.testing.assert_close(made.weights, dense.weights, rtol=1e-5, atol=0)
+
+
+def test_the_papers_sequence_also_takes_sketches() -> None:
+    sketches = crowd(30, 20)
+    newton, sequence = bargain(sketches), bargain(sketches, method="sequential")
+    torch.testing.assert_close(sequence.weights, newton.weights, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+@pytest.mark.parametrize("width", [32, 256, 2048])
+def test_the_error_of_the_weights_is_bounded_by_that_of_the_cosines(width: int, power: float) -> None:
+    """docs/methods/fedrane.md: Σ w log²(p/p') + ‖G(p − p')‖² is at most R² = Σ (x x'/w) (Ex')², for the error E of the
+    cosines and x = p ‖Δ‖; the first term also with Ex. The wider the sketches, the smaller it is."""
+    rows = (draw(20, 4000) + 0.5 * draw(4000, seed=1)) * draw(20, 1, seed=2).exp()
+    w = positive(20, 1, seed=3).flatten() ** power
+    base, unit = {"w": torch.zeros(4000, dtype=DOUBLE)}, rows / rows.norm(dim=1, keepdim=True)
+    sketches = sketched(base, {"w": rows}, width, 0, 1)
+    exact, made = bargain(rows @ rows.T, w).weights * rows.norm(dim=1), bargain(sketches, w).weights * sketches.norms
+    seen = sketches.numbers / sketches.numbers.norm(dim=1, keepdim=True)
+    error = seen @ seen.T - unit @ unit.T
+    weights = float((w * (made / exact).log().square()).sum())
+    step = float((unit.T @ (exact - made)).square().sum())
+    for x, distance in ((exact, 0.0), (made, step)):
+        bound = float((exact * made / w * (error @ x).square()).sum())
+        assert weights + distance <= bound * (1 + 1e-6)
+    assert weights <= 12 / width * float(w.sum())
+
+
+@pytest.mark.parametrize("scope", ["model", "layer", "body", "head"])
+def test_small_groups_bargain_exactly(scope: str) -> None:
+    """A sketch of as many numbers as a group has parameters loses nothing."""
+    server, ups = models(5)
+    plain, record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), Terms(power=1.0, scope=scope))
+    terms = Terms(power=1.0, scope=scope, gram="sketch", sketch=30)
+    after, sketch_record = negotiate(server, ups, cohort([4, 5, 6, 7, 8]), terms)
+    close(after, plain, 1e-10)
+    for key in ("gne/p", "gne/weights", "gne/norms"):
+        assert sketch_record[key] == pytest.approx(record[key], rel=1e-9)
+
+
+@pytest.mark.parametrize("length", ["average", "simplex", "ball"])
+def test_the_step_is_the_exact_sum_of_an_exact_length(length: str) -> None:
+    """Only the weights come from sketches."""
+    server, ups = models(5)
+    terms = Terms(length=length, gram="sketch", sketch=8)
+    (params, _), record = negotiate(server, ups, cohort([7] * 5), terms, seed=3)
+    sketches = sketched(server.params, ups.params, 8, 3, 7)
+    p = bargain(sketches).weights
+    flat = torch.cat([(ups.params[n] - server.params[n]).flatten(1) for n in ups.params], 1)
+    exact = bargain(flat @ flat.T).weights
+    assert not torch.allclose(p, exact, rtol=0.01)
+    factor = {"average": flat.mean(0).norm() / (p @ flat).norm(), "simplex": 1 / p.sum(), "ball": torch.ones(())}
+    weights = p * factor[length]
+    torch.testing.assert_close(torch.tensor(record["gne/weights"], dtype=DOUBLE), weights, rtol=1e-10, atol=0)
+    step = torch.cat([(params[n] - server.params[n]).flatten() for n in ups.params])
+    torch.testing.assert_close(step, weights @ flat, rtol=1e-10, atol=1e-12)
+    assert record["gne/norms"] == pytest.approx(flat.norm(dim=1).tolist())
+
+
+def test_a_server_that_has_only_sketches_estimates_lengths() -> None:
+    rows, ratio = draw(6, 40), torch.full((6,), 1 / 6, dtype=DOUBLE)
+    sketches = sketched({"w": torch.zeros(40, dtype=DOUBLE)}, {"w": rows}, 8, 0, 1)
+    weights = agree(sketches, ratio, None, "average", 1.0, "newton").weights
+    lengths = [float((each @ sketches.numbers).norm()) for each in (weights, ratio)]
+    assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_sketches_are_drawn_for_each_seed_and_round() -> None:
+    server, ups = models(5)
+    again, round, seed = ((size, number) for size, number in ((7, 3), (8, 3), (7, 4)))
+    terms = Terms(gram="sketch", sketch=8)
+    first, same, *others = (
+        negotiate(server, ups, cohort([size] * 5), terms, seed=number)[0].params
+        for size, number in ((7, 3), again, round, seed)
+    )
+    close(first, same, 0.0)
+    for other in others:
+        assert not torch.allclose(first["head.weight"], other["head.weight"], rtol=1e-3)

@@ -72,7 +72,7 @@ def test_a_specificity_of_95_per_cent_is_exact(negatives: int, allowed: int) -> 
     assert measured.sensitivity_at_specificity_95 == (allowed + 1) / 10
 
 
-def test_the_name_says_the_specificity() -> None:
+def test_the_name_contains_the_specificity() -> None:
     from fedrane.ops import ranking as module
 
     assert Ranking._fields[-1].endswith(f"_{module.SPECIFICITY}")

@@ -498,10 +498,14 @@ def test_datasets(fedrane: Driver) -> None:
     assert {"digits", "fmnist", "emnist-letters", "cifar10", "cifar100"} <= actual.keys()
     assert actual["digits"]["ready"] is True
     assert actual["cifar100"]["classes"] == 100
-    shown = fedrane("datasets", env={"COLUMNS": "160"})
+    shown = fedrane("datasets", env={"COLUMNS": "80"})
     assert shown.status == 0
     assert all(name in shown.stdout for name in actual)
     assert "data root" in shown.stdout
+    table, _, _ = shown.stdout.partition("download: fedrane data get NAME")
+    absent = [line for line in table.splitlines() if line.split() and line.split()[-1] in ("download", "hand")]
+    assert len(absent) == sum(not entry["ready"] for entry in actual.values())
+    assert max(map(len, absent)) <= 80, "a terminal need not break them"
 
 
 # ---- methods

@@ -126,6 +126,7 @@ def test_every_plot_is_drawn(page: Page, size: tuple[int, int], dark: bool) -> N
     assert page("return document.documentElement.scrollWidth <= innerWidth")
     assert page("return innerWidth") == size[0]
     assert _beyond_the_edge(page) == []
+    assert _cut_off(page) == []
     assert _too_small(page) == []
     assert page("return performance.getEntriesByType('resource').length") == 0
     assert page.complaints() == []
@@ -149,6 +150,7 @@ def test_fifteen_methods(page: Page, size: tuple[int, int], dark: bool) -> None:
     assert min(width for _, width in tops) > 120
     assert page("return document.documentElement.scrollWidth <= innerWidth")
     assert _beyond_the_edge(page) == []
+    assert _cut_off(page) == []
     assert _too_small(page) == []
     assert page.complaints() == []
 
@@ -203,6 +205,15 @@ def _beyond_the_edge(page: Page) -> list[str]:
         return Array.from(document.querySelectorAll("body *")).filter((element) =>
           !element.closest(".scroll, .plot, script") && element.getBoundingClientRect().right > innerWidth + 1
         ).map((element) => element.outerHTML.slice(0, 120))""")
+
+
+def _cut_off(page: Page) -> list[str]:
+    """The words of plots that do not fit into their plot."""
+    return page("""
+        return Array.from(document.querySelectorAll(".plot svg.main-svg text")).filter((words) => {
+          const box = words.getBoundingClientRect(), plot = words.closest(".plot").getBoundingClientRect();
+          return box.width && (box.left < plot.left - 1 || box.right > plot.right + 1);
+        }).map((words) => `${words.closest(".plot").id}: ${words.textContent}`)""")
 
 
 def _too_small(page: Page) -> list[str]:

@@ -239,7 +239,7 @@ def test_latex_compiles(made: Comparison, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_nothing_is_said_where_nothing_is_wrong() -> None:
+def test_nothing_is_reported_where_nothing_is_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fedrane.compare(["fedavg"], WORDS)

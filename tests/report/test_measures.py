@@ -158,11 +158,15 @@ def test_macro_f1_of_two_classes(y: list[bool], rounds: list[int], tmp_path_fact
     truth = np.array(y)
     records, f1 = [], 0.0
     for number, bits in enumerate(rounds, 1):
-        answers = np.array([bits >> k & 1 for k in range(len(y))], dtype=bool)
-        of_class = [(truth == label, answers == label) for label in (False, True)]
-        recall = [float((own & said).sum() / own.sum()) if own.any() else None for own, said in of_class]
-        f1 = float(np.mean([2 * (own & said).sum() / max(own.sum() + said.sum(), 1) for own, said in of_class]))
-        accuracy = float((truth == answers).mean())
+        predicted = np.array([bits >> k & 1 for k in range(len(y))], dtype=bool)
+        of_class = [(truth == label, predicted == label) for label in (False, True)]
+        recall = [
+            float((actual & chosen).sum() / actual.sum()) if actual.any() else None for actual, chosen in of_class
+        ]
+        f1 = float(
+            np.mean([2 * (actual & chosen).sum() / max(actual.sum() + chosen.sum(), 1) for actual, chosen in of_class])
+        )
+        accuracy = float((truth == predicted).mean())
         records.append(folders.record(number, **{"global/accuracy": accuracy, "global/recall": recall}))
     path = folders.write(tmp_path_factory.mktemp("run"), records, classes=("no", "yes"))
     cell = measures.macro_f1(lines_of(path)[0], "global")

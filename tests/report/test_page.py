@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import folders
 from fedrane import report
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.errors import FedraneError
-from fedrane.report import page, plots, provenance
+from fedrane.report import measures, page, plots, provenance
 from fedrane.report.runs import gather
 from harness import TINY
 from report_pages import CLASSES, HOSTILE, full, many, runs
@@ -233,8 +233,17 @@ def test_clients_have_one_order(read: Reader) -> None:
     for key in ("worst-global", "worst-personal"):
         shown = [who[2] for who in read.plots[key]["data"][0]["customdata"][0]]
         assert shown == sorted(shown, reverse=True)
+    assert not [words for words in read.texts if "lowest accuracy on average" in words], "all five are shown"
     for axis in ("xaxis", "yaxis", "yaxis2"):
         assert read.plots["partition-0"]["layout"][axis]["title"]["text"]
+
+
+@pytest.mark.parametrize(("classes", "angle"), [(["malignant", "benign"], 0), (["aeroplane"] * 10, -40)])
+def test_names_of_classes_are_level_where_they_fit(classes: list[str], angle: int, tmp_path: Path) -> None:
+    """Two words fit under a plot on a phone, ten do not."""
+    recalls = measures.Recalls([0], np.full((1, len(classes)), 0.5))
+    plot = plots.recall(runs(tmp_path), recalls, classes)
+    assert plot["layout"]["xaxis"]["tickangle"] == angle
 
 
 def test_post_training_rounds_are_marked(read: Reader) -> None:
@@ -345,7 +354,7 @@ def test_headings_and_tables_have_names(read: Reader) -> None:
     assert [text for text in spoken if text and "FedAvg ends at" in text]
 
 
-def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
+def test_the_table_names_what_was_measured(tmp_path: Path) -> None:
     """Mean and deviation over seeds in per cent, and nothing where there is no such model."""
     table = page._results(runs(tmp_path))
     last = table["rows"][0]["cells"][0]
@@ -369,7 +378,7 @@ def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
         (folders.alone, ["Cosines: no run records them", "Bargaining weights"]),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, make: Any, absent: list[str]) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path, make: Any, absent: list[str]) -> None:
     """In one line each, in place of the section."""
     lines, _ = gather([make(tmp_path / "run")])
     read = Reader(page.html(lines, [], {}))

@@ -76,7 +76,7 @@ def test_a_damaged_file_of_speeds_is_as_none(sweep: Make, tmp_path: Path, damage
     assert Speeds(wanted, tmp_path / "speeds.json", 0).seconds(wanted.cells[0]) is None
 
 
-def test_a_measurement_counts_the_rows_of_all_clients(sweep: Make) -> None:
+def test_a_measurement_counts_the_examples_of_all_clients(sweep: Make) -> None:
     cell: Cell = sweep().cells[0]
     assert cell.experiment is not None
     speed = measure(cell.experiment.replace(participation=0.5))

@@ -62,7 +62,7 @@ def test_our_marks_on_the_paper_s_figures_are_the_paper_s(measure: str) -> None:
 
 
 @pytest.mark.parametrize(("target", "measure"), [("table-gfl", "global"), ("table-pfl", "personal")])
-def test_a_table_has_the_paper_s_rows_and_places(target: str, measure: str) -> None:
+def test_a_table_has_the_paper_s_rows_and_columns(target: str, measure: str) -> None:
     (ours,) = targets(target)
     source = table(measure)
     assert list(ours.rows) == list(dict.fromkeys(name for name, _ in source)), "in its order"

@@ -58,7 +58,7 @@ def at(made: tables.ResultTable, row: str, condition: Condition = Condition("fmn
     return made.ours(made.entries[row, condition])
 
 
-def test_a_place_holds_mean_spread_paper_and_difference(filled: Sweep) -> None:
+def test_an_entry_holds_mean_spread_paper_and_difference(filled: Sweep) -> None:
     made = tables.result_tables(GFL, SELECTION, filled)[0]
     entry = made.entries["fedavg", Condition("fmnist", 0.1)]
     assert entry.mean == pytest.approx(0.7902 + 0.015)
@@ -77,7 +77,7 @@ def test_what_is_lacking_is_seen(filled: Sweep) -> None:
     assert set(made) == {(m, w) for m in ("global", "personal") for w in ("best", "last")}
 
 
-def test_what_all_lack_is_said_once(filled: Sweep) -> None:
+def test_what_all_lack_is_reported_once(filled: Sweep) -> None:
     """Where every condition has one seed of two, the caption has it and no entry does."""
     for cell in filled.cells:
         if cell.seed == 1:
@@ -161,7 +161,7 @@ def test_a_stand_in_has_no_column_of_the_paper(sweep: Callable[..., Sweep]) -> N
     assert [column.header for column in table.columns] == ["method", "α 0.5"]
 
 
-def test_a_caption_tells_rounds_and_seeds_and_marks_only_where_there_is_something_to_choose(filled: Sweep) -> None:
+def test_a_caption_names_rounds_and_seeds_and_marks_only_where_there_is_something_to_choose(filled: Sweep) -> None:
     caption = tables.result_tables(GFL, SELECTION, filled)[0].caption
     assert "mean ± standard deviation, 100 rounds, 2 seeds" in caption
     assert "bold" in caption

@@ -129,7 +129,7 @@ def test_a_word_without_effect_on_some_datasets_is_left_out_there() -> None:
         cells(target, replace(chosen, datasets=("digits",), words=("fedprox.norm=local",)))
 
 
-def test_the_place_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path) -> None:
+def test_the_condition_s_alpha_is_not_held_against_a_saved_partition(tmp_path: Path) -> None:
     """It then only names the column; the run reports that it is not used."""
     (tmp_path / "p.npz").write_bytes(b"")
     (target,) = targets("table-gfl")
@@ -226,7 +226,7 @@ def test_a_misspelt_word_is_reported_before_any_cell(word: str) -> None:
         cells(targets("table-gfl")[0], Selection(("digits",), seeds=(0,), words=(word,)))
 
 
-def test_what_is_said_twice_counts_once() -> None:
+def test_what_is_named_twice_counts_once() -> None:
     assert parse_seeds("1,1,0") == (1, 0)
     (target,) = targets("table-gfl")
     made = cells(target, Selection(("digits", "digits"), (0.5, 0.5), ("fedavg", "fedavg"), (0,)))

@@ -40,7 +40,7 @@ def real_split(wanted: Experiment, dataset: Dataset) -> partitions.Split:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_trial_s_rows_are_the_clients_training_rows(seed: int) -> None:
+def test_a_trial_s_examples_are_the_clients_training_examples(seed: int) -> None:
     dataset = numbered()
     wanted = Experiment(clients=5, seed=seed, partition=partitions.Partitioning("dirichlet", alpha=0.3))
     split = real_split(wanted, dataset)

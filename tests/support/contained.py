@@ -24,7 +24,7 @@ T = TypeVar("T")
 LONGEST = 5000
 """Characters of an error: three parts of a bounded length."""
 LIMIT_GIB, LIMIT_KIB = "0.125", 3 << 18
-"""What the library is told that it may take for one thing, and how far the process may grow: by all its copies."""
+"""What the library may take for one thing, and how far the process may grow: by all its copies."""
 TIMES = int(os.environ.get("FEDRANE_FUZZ", "1"))
 """How many times as many examples are tried; with more than one, they are random (``make fuzz``)."""
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from asserts import same_bytes
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.flower.app import client, models
 from fedrane.flower.project import AppConfig
 from fedrane.flower.roster import ROSTER, Roster, public_key

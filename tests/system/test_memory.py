@@ -26,7 +26,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_error_says_how_much_is_needed_and_how_to_lift_it(machine: Path) -> None:
+def test_the_error_names_how_much_is_needed_and_how_to_lift_it(machine: Path) -> None:
     memory.require(8 * GIB, "a file")
     with pytest.raises(
         TooLarge, match=r"^a file needs about 13\.7 GiB of memory: 8 GiB are available\. Use less, or "
@@ -79,7 +79,7 @@ def test_a_limit_on_the_process_counts_what_it_has(machine: Path, monkeypatch: p
     assert memory.available() == GIB
 
 
-def test_a_system_that_does_not_say_refuses_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_of_unknown_memory_refuses_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "proc" / "meminfo").unlink()
     monkeypatch.setattr(memory.os, "sysconf_names", {})
     assert memory.available() == math.inf

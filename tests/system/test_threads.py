@@ -182,7 +182,7 @@ def test_resume_computes_on_as_many_threads_as_before(engine: str, machine: Many
     same_end(whole, fedrane.resume(tmp_path / "run"))
 
 
-def test_resume_says_where_it_cannot_be_sure(tmp_path: Path) -> None:
+def test_resume_reports_where_it_cannot_be_sure(tmp_path: Path) -> None:
     fedrane.run(quick(threads=3), tmp_path / "run", stop=lambda: True)
     listener = Listener()
     with pytest.MonkeyPatch.context() as patch:

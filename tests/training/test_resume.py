@@ -453,7 +453,7 @@ def test_a_folder_cannot_name_any_function_as_its_network(
     assert not (tmp_path / "made").exists()
 
 
-def test_code_that_is_refused_or_trusted_is_said_with_its_digest(
+def test_code_that_is_refused_or_trusted_is_reported_with_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file that is loaded: here the copy, since the original is gone."""
@@ -653,7 +653,7 @@ class Finishing(Algorithm):
 @pytest.mark.parametrize(
     ("method", "stop"), [("fedbabu", None), ("spherefed", None), ("finishing", None), ("finishing", 4)]
 )
-def test_more_rounds_go_on_from_before_the_finale(
+def test_more_rounds_go_on_from_before_post_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stop: int | None
 ) -> None:
     """What the post-training stages made is taken back, their records too, and it is run again at the end."""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedrane
 from fedrane import MLflowLogger, TensorBoardLogger, WandbLogger
-from fedrane.cli.app import app
+from fedrane.cli.commands import app
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
 from fedrane.training.result import Result
@@ -42,7 +42,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Memory(Tracker):
-    """A service that fails when it is told to."""
+    """A service that fails on demand."""
 
     SERVICE, HELP = "memory", "Buy more"
 
@@ -155,7 +155,7 @@ def test_a_logger_is_as_new_in_the_next_run() -> None:
     assert list(tracker.rounds) == [1, 2]
 
 
-def test_a_failure_is_said_once_and_made_good_at_the_end() -> None:
+def test_a_failure_is_reported_once_and_made_good_at_the_end() -> None:
     tracker = Memory()
     when = [At(2, down(tracker, True)), At(4, down(tracker, False))]
     result = fedrane.run(quick(rounds=5), callbacks=[*when, tracker])

@@ -200,6 +200,20 @@ def test_where_a_run_goes_on_may_be_edited(tmp_path: Path) -> None:
     same_bytes(states(result), states(fedrane.resume(reference)))
 
 
+def test_an_engine_that_was_edited_is_said_and_recorded(tmp_path: Path) -> None:
+    """It may change last bits, and nothing else; as it was, nothing is said."""
+    run = unfinished(tmp_path / "run", rounds=6)
+    began = json.loads((run / SESSIONS).read_text())[0]
+    for key, value in (("engine", "threaded"), ("threads", began["threads"] + 1)):
+        edit(run, key, value)
+        fedrane.resume(run, stop=lambda: True)
+        (note,) = json.loads((run / SESSIONS).read_text())[-1]["notes"]
+        assert f"{CONFIG} was edited: {key}={value} (was {began[key]})" in note
+        edit(run, key, began[key])
+    fedrane.resume(run)
+    assert json.loads((run / SESSIONS).read_text())[-1]["notes"] == []
+
+
 def test_rounds_that_were_edited_are_no_plan(tmp_path: Path) -> None:
     run = unfinished(tmp_path / "run")
     edit(run, "rounds", 9)

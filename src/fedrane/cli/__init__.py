@@ -10,7 +10,7 @@ from contextlib import suppress
 
 def main() -> None:
     """Run the command. An error meant for the user is one line and exit status 2."""
-    from fedrane.cli.app import app  # here, since commands of other packages import this one
+    from fedrane.cli.commands import app  # here, since commands of other packages import this one
     from fedrane.errors import FedraneError
     from fedrane.system.loading import raised_at
 

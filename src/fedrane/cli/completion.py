@@ -1,4 +1,4 @@
-"""What the shell proposes for a word that is not complete. It needs no torch, so that the TAB key answers at once."""
+"""What the shell proposes for a word that is not complete. It needs no torch, so that the TAB key works at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import typer
+from typer import _completion_shared as shells
 
 from fedrane.config import reference
 from fedrane.reproduce.names import ALL, known
@@ -16,6 +17,22 @@ from fedrane.reproduce.names import ALL, known
 Proposals = Iterable[tuple[str, str]]
 """Each with its description, which zsh and fish show."""
 SETTINGS, FIELD, CONFIG = "settings", "method.", "config.toml"
+_HARMLESS = re.compile(r"[\w@%+=:,./~ -]+")
+"""Names of files that mean nothing else to a shell: zsh evaluates what is proposed, and bash puts it into the line as
+it is, so a folder called ``$(…)`` would be a command."""
+REGISTER = "compdef %(complete_func)s %(prog_name)s"
+PROPOSE_OR_REGISTER = f"""
+if [ "$funcstack[1]" = "_%(prog_name)s" ]; then
+  %(complete_func)s "$@"
+else
+  {REGISTER}
+fi"""
+
+
+def answer_the_first_tab() -> None:
+    """Zsh runs the installed script at the first TAB of a session, and typer's then registers and proposes nothing."""
+    scripts = shells._completion_scripts
+    scripts["zsh"] = scripts["zsh"].replace(f"\n{REGISTER}", PROPOSE_OR_REGISTER)
 
 
 def words(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
@@ -76,7 +93,8 @@ def run_folder(incomplete: str) -> Proposals:
 
 
 def _files(start: str, rest: str) -> list[str]:
-    return sorted(glob.glob(glob.escape(start) + rest))  # noqa: PTH207 - a Path would not keep the start as it is written
+    found = glob.glob(glob.escape(start) + rest)  # noqa: PTH207 - a Path would not keep the start as it is written
+    return sorted(filter(_HARMLESS.fullmatch, found))
 
 
 def _joined(given: Sequence[str]) -> list[str]:

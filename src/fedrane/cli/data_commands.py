@@ -27,14 +27,20 @@ def datasets_command(data_root: DataRoot = "", as_json: Json = False) -> None:
         for state in states:
             write_line(json.dumps(asdict(state), default=str) + "\n")
         return
-    table = plain_table("dataset", "classes", "shape", "train", "test", "where, or how to get it")
+    table = plain_table("dataset", "classes", "shape", "train", "test", "where")
     for known in states:
-        shape, where = "×".join(map(str, known.shape)), str(known.where) if known.ready else f"[yellow]{known.how}[/]"
+        shape = "×".join(map(str, known.shape))
+        absent = "by hand" if catalogue.by_hand(known.name) else "download"
+        where = known.where if known.ready else f"[yellow]{absent}[/]"
         sizes = ("as made" if count is None else f"{count:,}" for count in (known.train, known.test))
-        table.add_row(known.name, str(known.classes), shape, *sizes, where)
+        table.add_row(known.name, str(known.classes or "a number"), shape, *sizes, where)
     console = console_for(False)
     show(console, table)
-    console.print(f"data root: {root}", highlight=False, soft_wrap=True)
+    for text in (
+        "download: fedrane data get NAME; by hand: the same command explains how",
+        f"data root: {root}",
+    ):
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 @data_app.command("get")
@@ -94,10 +100,13 @@ def partition_command(
     )
     print_message(console, title)
     table = plain_table("", "fewest", "median", "most")
-    for name, values in (("examples per client", measured.sizes), ("classes per client", measured.classes)):
+    rows = {"examples per client": measured.sizes} | (
+        {"classes per client": measured.classes} if dataset.classes else {}
+    )
+    for name, values in rows.items():
         table.add_row(name, *(f"{v:,.0f}" for v in values))
     console.print(table)
-    for text in measured.lines():
+    for text in measured.lines()[0 if dataset.classes else 1 :]:
         print_message(console, text)
     if experiment.skew.on:
         print_message(console, f"feature skew: {experiment.skew.described()}")

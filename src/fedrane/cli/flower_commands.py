@@ -73,14 +73,14 @@ def new_command(
     from fedrane.flower.project import AppConfig, write_project
     from fedrane.training import user_code
     from fedrane.training.predictor import Inputs
-    from fedrane.training.setup import as_dataset, automatic_model, make_partition
+    from fedrane.training.setup import as_dataset, automatic_model, make_partition, partitioning
 
     experiment = experiment_of(settings)
     _require_empty(folder, "an app is written into a folder of its own")
     examples = as_dataset(experiment, None)
     resolved = experiment.replace(
         model=automatic_model(experiment.model, examples.shape, examples.vocabulary),
-        partition=experiment.partition.resolved(examples.client is not None, bool(examples.alphabet)),
+        partition=partitioning(experiment, examples),
     )
     experiment, unused = effects.settle(resolved.set_by(experiment.origin), UNUSED)
     note(unused)
@@ -124,7 +124,8 @@ def deal_command(
         folder.mkdir(parents=True, exist_ok=True)
         for file, mine in zip(files, partition.clients, strict=True):
             # By name: an index could be taken for the name of another class, if classes are called 1, 2, 3.
-            np.savez(file, x=dataset.x[mine], y=np.array(dataset.classes)[dataset.y[mine]])
+            y = np.array(dataset.classes)[dataset.y[mine]] if dataset.classes else dataset.y[mine]
+            np.savez(file, x=dataset.x[mine], y=y)
     _fill_in(package, [{"examples": len(mine)} for mine in partition.clients])
     write_line(f"{folder}: the examples of {len(partition.clients)} clients\n")
 

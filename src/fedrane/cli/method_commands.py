@@ -81,14 +81,14 @@ def keys_command(
 
     A method's own fields are listed by 'fedrane methods NAME'.
     """
-    found = [key for key in reference.keys() if word is None or _mentions(key, word.lower())]
-    if not found:
+    keys = [key for key in reference.keys() if word is None or _mentions(key, word.lower())]
+    if not keys:
         raise ConfigError(f"no key has to do with {word!r}", remedy="fedrane keys lists all")
     if as_json:
-        for key in found:
+        for key in keys:
             write_line(json.dumps(asdict(key)) + "\n")
         return
-    _show(console_for(False), found)
+    _show(console_for(False), keys)
 
 
 def _mentions(key: reference.Key, word: str) -> bool:

@@ -333,7 +333,7 @@ def _logger(
 ) -> Callable[[Cell, int, int], None]:
     from fedrane.algorithm import GLOBAL, PERSONAL
     from fedrane.reproduce.results import FAILED
-    from fedrane.training.wording import percent
+    from fedrane.training.wording import achieved
 
     def log(cell: Cell, number: int, total: int) -> None:
         if quiet:
@@ -342,7 +342,8 @@ def _logger(
         if record["status"] == FAILED:
             print_message(console, f"[{number}/{total}] {name}: {record['word']}: {record['reason']}")
             return
-        figures = (f"{w} {percent(record[w]['best']['accuracy'])}" for w in (GLOBAL, PERSONAL) if w in record)
+        bests = ((w, record[w]["best"]) for w in (GLOBAL, PERSONAL) if w in record)
+        figures = (f"{w} {achieved({f'{w}/{name}': value for name, value in best.items()}, w)}" for w, best in bests)
         print_message(console, f"[{number}/{total}] {name}: {', '.join(figures)}, {record['seconds']:.1f} s")
 
     return log
@@ -401,7 +402,7 @@ def _show_trials(console: Console, sweep: Sweep, trials: Sequence[tune.Trial], b
     from fedrane.reproduce import tune
     from fedrane.training.wording import count, percent
 
-    table = plain_table(*trials[0].values, "validation accuracy", "")
+    table = plain_table(*trials[0].values, "validation accuracy or R²", "")
     for trial in trials:
         value = tune.score(sweep, trial, best.measure)
         result = sweep.reason(trial.cells[0]) or "failed" if value is None else percent(value)

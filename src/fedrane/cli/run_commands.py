@@ -170,14 +170,14 @@ def verify_command(
 
     console, files, problems = console_for(as_json), 0, 0
     for folder in [each for path in folders for each in folders_in(path)]:
-        for found in verify(folder):
-            files, problems = files + 1, problems + bool(found.problem)
+        for checked in verify(folder):
+            files, problems = files + 1, problems + bool(checked.problem)
             if as_json:
-                write_line(json.dumps({"run": str(folder.path), "ok": not found.problem, **found._asdict()}) + "\n")
+                write_line(json.dumps({"run": str(folder.path), "ok": not checked.problem, **checked._asdict()}) + "\n")
                 continue
-            state = "[red]damaged[/]" if found.problem else "[green]ok[/]     "
-            about = (found.problem or found.note).replace(f"{folder.path}/", "")
-            text = escape(f"{folder.path / found.file}{about and f': {about}'}")
+            state = "[red]damaged[/]" if checked.problem else "[green]ok[/]     "
+            about = (checked.problem or checked.note).replace(f"{folder.path}/", "")
+            text = escape(f"{folder.path / checked.file}{about and f': {about}'}")
             console.print(f"{state} {text}", highlight=False, soft_wrap=True)
     print_message(console, f"{files} files, {problems or 'none'} damaged")
     if problems:
@@ -217,6 +217,12 @@ def predict_command(
             write_line(json.dumps(prediction) + "\n")
         return
     console, measure = console_for(False), "score" if model.calibration is None else "probability"
+    if model.inputs.target:
+        table = plain_table("input", "prediction")
+        for each in predictions:
+            table.add_row(escape(each["input"]), f"{each['prediction']:.6g}")
+        console.print(table)
+        return
     table = plain_table("input", "class")
     table.add_column(measure, justify="right")
     for each in predictions:

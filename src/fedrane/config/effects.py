@@ -17,7 +17,7 @@ from fedrane.algorithm import Algorithm, Needs
 from fedrane.config.settings import FIELD, PRESET, WORD, Notice
 from fedrane.data import catalogue
 from fedrane.data.partition import CONSECUTIVE, Partitioning
-from fedrane.data.tables import is_table
+from fedrane.data.tabular import is_table
 from fedrane.data.text import SUFFIX, is_text
 from fedrane.errors import ConfigError, NoEffect
 from fedrane.experiment import PYTHON, Experiment
@@ -50,7 +50,7 @@ TABLE = (
         "client",
         "a table that names each row's client, dataset=FILE.csv or FILE.parquet (clients is the number of clients)",
     ),
-    *((key, "a table, dataset=FILE.csv or FILE.parquet") for key in ("label", "drop", "categories", "impute")),
+    *((key, "a table, dataset=FILE.csv or FILE.parquet") for key in ("label", "drop", "categories", "impute", "task")),
 )
 RULES = (
     Rule(
@@ -58,7 +58,7 @@ RULES = (
         lambda e: not e.partition.file,
         "a partition that is drawn",
         PARTITION,
-        ("natural", CONSECUTIVE, ALPHA[0]),
+        ("natural", "iid", CONSECUTIVE, ALPHA[0]),
     ),
     Rule("partition.alpha", _drawn("auto", *ALPHA), f"partition.kind={' or '.join(ALPHA)}", PARTITION),
     Rule("partition.shards", _drawn("shards"), "partition.kind=shards", PARTITION),

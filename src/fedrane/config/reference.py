@@ -151,7 +151,7 @@ def _fields(cls: type, values: Mapping[str, Any], choices: Mapping[str, Sequence
 
 def _docstrings(cls: type) -> dict[str, str]:
     """The docstrings below the fields of a class and of those it derives from, as Markdown on one line."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         try:
             [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
@@ -161,8 +161,8 @@ def _docstrings(cls: type) -> dict[str, str]:
         for field, text in itertools.pairwise(lines):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
                 words = ast.literal_eval(text.value) if isinstance(text.value, ast.Constant) else ""
-                found[field.target.id] = re.sub(r"``(.*?)``", r"`\1`", " ".join(str(words).split()))
-    return found
+                docstrings[field.target.id] = re.sub(r"``(.*?)``", r"`\1`", " ".join(str(words).split()))
+    return docstrings
 
 
 def _experiment_keys() -> Iterator[Key]:
@@ -170,14 +170,15 @@ def _experiment_keys() -> Iterator[Key]:
 
     from fedrane import methods, models
     from fedrane.config.settings import ALIASES
-    from fedrane.data import catalogue, partition, tables
+    from fedrane.data import catalogue, partition, tabular
     from fedrane.engines import registry
     from fedrane.experiment import PRECISIONS, Experiment
     from fedrane.models.norms import POLICIES
     from fedrane.ops import adam, attack, gate, sgd
 
     closed: dict[str, Sequence[str]] = {
-        "impute": tables.IMPUTE,
+        "impute": tabular.IMPUTE,
+        "task": tabular.TASKS,
         "norm": POLICIES,
         "engine": (registry.AUTO, *registry.ENGINES),
         "precision": PRECISIONS,

@@ -8,7 +8,7 @@ from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
 from fedrane.data.objects import from_huggingface, from_torch
 from fedrane.data.readers import from_folder, from_npz
-from fedrane.data.tables import SUFFIXES, TableOptions, from_csv, from_frame, is_table, read_table
+from fedrane.data.tabular import SUFFIXES, TableOptions, from_csv, from_frame, is_table, read_table
 from fedrane.data.text import SUFFIX, WINDOW, from_text, is_text
 from fedrane.errors import DataError
 from fedrane.system.files import user_path

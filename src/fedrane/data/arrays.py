@@ -20,7 +20,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class Header(NamedTuple):
-    """What a file says about one of its arrays."""
+    """The header of one of a file's arrays."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

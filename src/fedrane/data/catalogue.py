@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrane.data import cifar, idx, leaf, medmnist, svhn, text
+from fedrane.data import cifar, idx, leaf, medmnist, svhn, text, tinyimagenet
 from fedrane.data.columns import Column, Table
 from fedrane.data.dataset import Dataset, hold_out, moments
 from fedrane.errors import DataError, nearest
@@ -48,7 +48,7 @@ class Known(ABC):
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int | None
     """None if it depends on how the files were made."""
     test: int | None
@@ -57,6 +57,8 @@ class Known(ABC):
     std: tuple[float, ...] = ()
     by_hand: str = ""
     """How to get a dataset that :mod:`fedrane.data.download` does not."""
+    alphabet: str = ""
+    """Of texts: their characters, in the order of their numbers."""
 
     def locate(self, folder: Path, name: str) -> Path | None:
         """Return the path of one of the files, or None if it is missing."""
@@ -171,16 +173,28 @@ class KnownMedmnist(Known):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownLeaf(Known):
-    """FEMNIST as LEAF writes it: folders of JSON, in which each user is a client."""
+    """What LEAF writes: folders of JSON, in which each user is a client. Images of FEMNIST, or texts."""
 
     def locate(self, folder: Path, name: str) -> Path | None:
         return path if any((path := folder / name).glob("*.json")) else None
 
     def parts(self, folder: Path, remedy: str) -> Parts:
         [train], [test] = self.train_files, self.test_files
-        trained, tested = (leaf.femnist(folder / name, len(self.classes), remedy) for name in (train, test))
-        owner = np.unique(trained.users, return_inverse=True)[1].astype(np.int64)
-        return Parts((trained.x, trained.y), (tested.x, tested.y), owner)
+        trained, tested = (self._examples(folder / name, remedy) for name in (train, test))
+        return Parts((trained.x, trained.y), (tested.x, tested.y), trained.users)
+
+    def _examples(self, folder: Path, remedy: str) -> leaf.Examples:
+        return leaf.shakespeare(folder, remedy) if self.alphabet else leaf.femnist(folder, len(self.classes), remedy)
+
+
+class KnownTinyImageNet(Known):
+    """Tiny-ImageNet: files of images, and lists of their classes."""
+
+    def parts(self, folder: Path, remedy: str) -> Parts:
+        return Parts(tinyimagenet.train(folder, remedy), tinyimagenet.validation(folder, remedy))
+
+    def names(self, folder: Path, remedy: str) -> tuple[str, ...]:
+        return tinyimagenet.names(folder, remedy)
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -304,6 +318,28 @@ KNOWN: Mapping[str, Known] = {
         by_hand="run data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf (-t sample), "
         "and copy its data/train and data/test",
     ),
+    "shakespeare": KnownLeaf(
+        folder="LEAF/shakespeare",
+        train_files=("train",),
+        test_files=("test",),
+        classes=text.names_of(leaf.LETTERS),
+        shape=(leaf.LENGTH,),
+        train=None,
+        test=None,
+        alphabet=leaf.LETTERS,
+        by_hand="run data/shakespeare/preprocess.sh of https://github.com/TalwalkarLab/leaf (-t sample), "
+        "and copy its data/train and data/test",
+    ),
+    "tiny-imagenet": KnownTinyImageNet(
+        folder="tiny-imagenet-200",
+        train_files=(tinyimagenet.IDS, tinyimagenet.WORDS),
+        test_files=(tinyimagenet.VALIDATION,),
+        classes=tuple(map(str, range(200))),
+        shape=tinyimagenet.SHAPE,
+        train=100_000,
+        test=10_000,
+        by_hand="unpack tiny-imagenet-200.zip of https://cs231n.stanford.edu",
+    ),
     **{name: KnownMedmnist.of(name, facts) for name, facts in medmnist.DATASETS.items()},
 }
 
@@ -314,6 +350,7 @@ class Embedded:
 
     read: Callable[[], Dataset]
     classes: int
+    """0 if a number is predicted."""
     shape: tuple[int, ...]
     train: int
     test: int
@@ -340,6 +377,16 @@ def _wine() -> Dataset:
     return _named_table("wine", load_wine(), "cultivar")
 
 
+def _diabetes() -> Dataset:
+    from sklearn.datasets import load_diabetes
+
+    bunch = load_diabetes()
+    table = Table("progression", tuple(Column(str(column)) for column in bunch.feature_names))
+    held = hold_out(np.zeros(len(bunch.target), np.int64))
+    x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float64)
+    return Dataset("diabetes", x[~held], y[~held], x[held], y[held], (), *moments(x[~held]), table=table)
+
+
 def _named_table(name: str, bunch: Any, label: str) -> Dataset:
     table = Table(label, tuple(Column(str(column)) for column in bunch.feature_names))
     return _with_test_set(name, bunch.data.astype(np.float32), bunch.target, tuple(map(str, bunch.target_names)), table)
@@ -357,6 +404,7 @@ EMBEDDED: Mapping[str, Embedded] = {
     DIGITS: Embedded(_digits, 10, (1, 8, 8), 1438, 359),
     "breast-cancer": Embedded(_breast_cancer, 2, (30,), 456, 113),
     "wine": Embedded(_wine, 3, (13,), 142, 36),
+    "diabetes": Embedded(_diabetes, 0, (10,), 354, 88),
     ZEN: Embedded(text.zen, 45, (text.WINDOW,), 653, 171, "Python"),
 }
 TEXTS = (ZEN,)
@@ -424,8 +472,12 @@ def load(name: str, root: str | Path | None = None, window: int = text.WINDOW) -
     again = f"get it again: {entry.by_hand}" if entry.by_hand else f"run `fedrane data get {name}`"
     remedy = f"Delete the file and {again}"
     (x, y), (x_test, y_test), client = entry.parts(folder, remedy)
+    names = entry.names(folder, remedy)
+    if entry.alphabet:
+        of_text: dict[str, Any] = {"vocabulary": len(names), "alphabet": entry.alphabet}
+        return Dataset(name, x, y, x_test, y_test, names, (), (), client, **of_text)
     mean, std = (entry.mean, entry.std) if entry.mean else moments(x)
-    return Dataset(name, x, y, x_test, y_test, entry.names(folder, remedy), mean, std, client)
+    return Dataset(name, x, y, x_test, y_test, names, mean, std, client)
 
 
 def status(root: Path | None = None) -> list[Status]:
@@ -450,8 +502,13 @@ def _folders(name: str, root: Path) -> list[Path]:
     return [root / known(name).folder, *([SYSTEM[name]] if name in SYSTEM else [])]
 
 
+def by_hand(name: str) -> bool:
+    """Whether a dataset cannot be downloaded by ``fedrane data get``, which then explains what to do."""
+    return name in KNOWN and bool(KNOWN[name].by_hand)
+
+
 def _how(name: str) -> str:
-    if known(name).by_hand:
+    if by_hand(name):
         return f"by hand: `fedrane data get {name}` explains it"
     package = f", or install the Debian package {_PACKAGES[name]}" if name in _PACKAGES else ""
     return f"`fedrane data get {name}`{package}"

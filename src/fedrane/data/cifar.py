@@ -94,6 +94,7 @@ def _interpret(pickled: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    copied = 0
 
     def since_mark() -> list[Any]:
         start = marks.pop()
@@ -146,14 +147,18 @@ def _interpret(pickled: bytes) -> Any:
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 stack.append(_call(function, arguments))
+                copied += len(stack[-1]) if isinstance(stack[-1], bytes) else 0
             case "BUILD":
                 state = stack.pop()
                 if isinstance(stack[-1], _Array):
                     stack[-1].value = _filled(state)
+                    copied += stack[-1].value.size
                 elif stack[-1] != _BYTE:  # the state of a byte dtype carries no information
                     raise ValueError("a state is set on something that has none")
             case other:
                 raise _Refused(_dotted(argument) if other == "INST" else f"the pickle instruction {other}")
+        if copied > 2 * len(pickled):  # a text is encoded once, and one array made of it
+            raise ValueError("it makes more arrays than it has bytes for")
     raise ValueError("it has no end")
 
 

@@ -1,9 +1,13 @@
-"""How many examples of each class every client gets, where that is decided by a promise and not by one draw per class.
+"""How many examples of each class every client has, or gets, where a promise decides and not one draw per class.
 
-Both functions return a matrix of clients × classes with the given sums; which examples these are is drawn elsewhere.
+All functions return a matrix of clients × classes, ``of_classes`` and ``of_sizes`` one with the given sums; which
+examples these are is drawn elsewhere.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +20,13 @@ _FITTING_STEPS = 200
 """Alternate scalings of rows and columns; what is then still missing is moved in whole examples."""
 _SMALLEST = -46.0
 """The logarithm of the smallest weight of a class, relative to a client's largest: it must not become 0."""
+
+
+def of_examples(clients: Sequence[NDArray[np.int64]], y: NDArray[Any], classes: int) -> Counts:
+    """Count the clients' examples with labels ``y``; without classes, all of a client's in one column."""
+    if not classes:
+        return np.array([[len(examples)] for examples in clients], dtype=np.int64)
+    return np.stack([np.bincount(y[examples], minlength=classes) for examples in clients])
 
 
 def of_classes(per_class: Counts, clients: int, classes: int, minimum: int, seed: int) -> Counts:

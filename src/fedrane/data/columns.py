@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
 
+LONGEST_TEXT = 200
+"""Characters of a category."""
 ABSENT = -1
 """The code of a cell without a value."""
 _SHOWN = 10
@@ -56,13 +58,13 @@ class Rows:
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column of numbers."""
         values = self.cells[name]
-        assert not isinstance(values, Coded)  # noqa: S101 - its reader was told to read numbers
+        assert not isinstance(values, Coded)  # noqa: S101 - its reader reads numbers
         return values
 
     def texts(self, name: str) -> Coded:
         """A column of texts."""
         values = self.cells[name]
-        assert isinstance(values, Coded)  # noqa: S101 - its reader was told to read texts
+        assert isinstance(values, Coded)  # noqa: S101 - its reader reads texts
         return values
 
     def missing(self, name: str) -> NDArray[np.bool_]:

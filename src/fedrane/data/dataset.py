@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,24 @@ from numpy.typing import NDArray
 from fedrane.data.columns import Table
 from fedrane.errors import DataError
 
-CLASSES_ONLY = "Numbers cannot be predicted (there is no regression): group them into classes"
+REGRESSION = "regression"
+CLASSES_ONLY = f"Numbers are predicted from a table, with task={REGRESSION}; or group them into classes"
 """What to do about labels that are measurements."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number that is predicted: by its mean and deviation over training examples, the network's has 0 and 1."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, y: NDArray[np.float64]) -> Target:
+        return cls(float(y.mean()), float(y.std()))
+
+    def standardised(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (y - self.mean) / self.std
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,13 +41,15 @@ class Dataset:
     columns). ``mean`` and ``std`` are per channel, of pixels scaled to [0, 1], or per column of a table. With a
     ``vocabulary``, inputs are whole numbers of shape (examples, length), which are not normalised: ``mean`` and ``std``
     are empty.
+
+    Labels are the numbers of classes, int64. Without classes they are real numbers to predict, float64: regression.
     """
 
     name: str
     x: NDArray[np.generic]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     x_test: NDArray[np.generic]
-    y_test: NDArray[np.int64]
+    y_test: NDArray[Any]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -52,7 +72,9 @@ class Dataset:
                 raise DataError(f"{self.name}: {len(x)} {part} inputs but {len(y)} labels", "each input needs a label")
             if len(x) == 0:
                 raise DataError(f"{self.name}: no {part} examples", "nothing can be trained or evaluated")
-            if y.min() < 0 or y.max() >= len(self.classes):
+            if not self.classes:
+                self._check_numbers_to_predict(part, y)
+            elif y.min() < 0 or y.max() >= len(self.classes):
                 raise DataError(
                     f"{self.name}: {part} labels from {y.min()} to {y.max()}",
                     f"there are {len(self.classes)} classes, numbered from 0",
@@ -76,6 +98,23 @@ class Dataset:
             raise DataError(
                 f"{self.name}: inputs of shape {self.shape}", f"its columns make {self.table.width} numbers"
             )
+
+    def _check_numbers_to_predict(self, part: str, y: NDArray[Any]) -> None:
+        if y.dtype != np.float64 or not np.isfinite(y).all():
+            raise DataError(
+                f"{self.name}: {part} labels of {y.dtype}" + (", not all finite" if y.dtype == np.float64 else ""),
+                "without classes, labels are the numbers to predict: finite, of float64",
+                "Convert them, y.astype(float), or name the classes",
+            )
+        if y.min() == y.max():
+            raise DataError(
+                f"{self.name}: all {part} labels are {y[0]}", "what is always the same need not be predicted", ""
+            )
+
+    @cached_property
+    def target(self) -> Target | None:
+        """The number that is predicted; None if classes are. Of the training examples alone."""
+        return None if self.classes else Target.of(self.y)
 
     def _check_numbers(self) -> None:
         """Raise an error unless the inputs are sequences of numbers of the vocabulary; store them in few bytes."""

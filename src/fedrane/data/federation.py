@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrane.data import sampling
+from fedrane.data import class_counts, sampling
 from fedrane.data.augment import Augmentation, Augmenter
-from fedrane.data.dataset import Dataset
+from fedrane.data.dataset import Dataset, Target
 from fedrane.data.partition import Split
 from fedrane.data.sampling import Span
 from fedrane.task import Batch, Client, Roster, Task
@@ -68,9 +68,12 @@ class Pool:
     normalise: Normaliser
 
     @classmethod
-    def of(cls, x: NDArray[Any], y: NDArray[np.int64], normalise: Normaliser) -> Pool:
+    def of(cls, x: NDArray[Any], y: NDArray[Any], normalise: Normaliser, target: Target | None = None) -> Pool:
+        """Labels are class numbers; numbers to predict are standardised."""
         device = normalise.scale.device
-        return cls(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), normalise)
+        labels = torch.from_numpy(y if target is None else target.standardised(y))
+        kept = labels.to(device=device, dtype=None if target is None else normalise.scale.dtype)
+        return cls(torch.from_numpy(x).to(device), kept, normalise)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -111,7 +114,8 @@ class Federation:
         augment: Augmentation = Augmentation(),  # noqa: B008 - it is frozen
     ) -> Federation:
         normalise = Normaliser.of(dataset, task.dtype, task.device)
-        train, test = (Pool.of(x, y, normalise) for x, y in ((dataset.x, dataset.y), (dataset.x_test, dataset.y_test)))
+        both = (dataset.x, dataset.y), (dataset.x_test, dataset.y_test)
+        train, test = (Pool.of(x, y, normalise, task.target) for x, y in both)
         # No batch is larger than the largest client: a batch of 10,000 means "all examples", not 9,000 of padding.
         longest = max(len(examples) for examples in split.train)
         return cls(task, train, test, split, min(batch, longest), seed, augment)
@@ -122,9 +126,8 @@ class Federation:
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """The number of training examples of each client and class: (clients, classes)."""
-        y = self.train.y.cpu().numpy()
-        return np.stack([np.bincount(y[examples], minlength=self.task.classes) for examples in self.split.train])
+        """The number of training examples of each client and class: (clients, classes); one column without classes."""
+        return class_counts.of_examples(self.split.train, self.train.y.cpu().numpy(), self.task.classes)
 
     @cached_property
     def roster(self) -> Roster:

@@ -95,22 +95,24 @@ DATASETS: Mapping[str, Facts] = {
 def read(path: Path, part: str, facts: Facts, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images and labels of one part of a file; ``remedy`` is added to error messages."""
     images, labels = f"{part}_images", f"{part}_labels"
+    shape = (SIDE, SIDE) if facts.channels == 1 else (SIDE, SIDE, facts.channels)
     try:
         headers = arrays.headers(path)
         if not {images, labels} <= headers.keys():
             raise DataError(f"{path} has {', '.join(headers)}", f"it should have {images} and {labels}", remedy)
-        memory.require(2 * headers[images].size, f"{images} of {path}", "Use a machine with more memory")
+        of_x, of_y = headers[images], headers[labels]
+        fits = of_x.dtype == np.uint8 and of_x.shape[1:] == shape and of_y.dtype.kind in "iu"
+        if not fits or of_y.shape != (of_x.shape[0], 1):
+            raise DataError(
+                f"{path} has {images} of {of_x.dtype} {of_x.shape} and {labels} of {of_y.dtype} {of_y.shape}",
+                f"images are bytes of the shape {shape}, and each has one label",
+                remedy,
+            )
+        memory.require(2 * of_x.size, f"{images} of {path}", "Use a machine with more memory")
         held = arrays.read(path, [images, labels])
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "", remedy) from error
     x, y = held[images], held[labels]
-    shape = (SIDE, SIDE) if facts.channels == 1 else (SIDE, SIDE, facts.channels)
-    if x.dtype != np.uint8 or x.shape[1:] != shape or y.dtype.kind not in "iu" or y.shape != (len(x), 1):
-        raise DataError(
-            f"{path} has {images} of {x.dtype} {x.shape} and {labels} of {y.dtype} {y.shape}",
-            f"images are bytes of the shape {shape}, and each has one label",
-            remedy,
-        )
     if len(y) and (y.min() < 0 or y.max() >= len(facts.classes)):
         why = f"the classes are numbered from 0 to {len(facts.classes) - 1}"
         raise DataError(f"{path} has labels from {y.min()} to {y.max()}", why, remedy)

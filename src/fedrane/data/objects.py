@@ -16,7 +16,7 @@ from fedrane.data.arrays import Array
 from fedrane.data.columns import no_column
 from fedrane.data.dataset import Dataset
 from fedrane.data.readers import alike, assembled, pixels_of
-from fedrane.data.tables import TableOptions
+from fedrane.data.tabular import TableOptions
 from fedrane.errors import ConfigError, DataError
 
 TRAIN, TEST = "train", "test"
@@ -207,7 +207,7 @@ def _coloured(images: Array) -> Array:
 
 
 def _class_names(dataset: object, columns: _Columns | None) -> list[str] | None:
-    """The names of the classes in order, if the dataset says them as ``ClassLabel`` does."""
+    """The names of the classes in order, if the dataset has them as ``ClassLabel`` does."""
     features = getattr(dataset, "features", None)
     if columns is None or not isinstance(features, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""Reads Parquet files as a frame, one column at a time: what :func:`fedrane.data.tables.read_frame` takes."""
+"""Reads Parquet files as a frame, one column at a time: what :func:`fedrane.data.tabular.read_frame` takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrane.data.arrays import Array
+from fedrane.data.columns import LONGEST_TEXT
 from fedrane.errors import DataError
 from fedrane.system import extras, memory
 
@@ -31,14 +34,25 @@ class ParquetColumn:
 
     def to_numpy(self) -> Array:
         """Read it; texts, and numbers among which values are missing, as pandas has them."""
-        from pyarrow import types
+        from pyarrow import BaseExtensionType, types
 
+        what, kind = f"column {self.name!r} of {self.frame.path}", self.frame.file.schema_arrow.field(self.name).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        # Refused unread: a cell that takes a few bytes in the file may take gigabytes in memory.
+        if types.is_nested(kind) or types.is_fixed_size_binary(kind) or isinstance(kind, BaseExtensionType):
+            raise DataError(f"{what} has {kind}", "cells are numbers or texts", f"drop={self.name}")
         with _clear_errors(self.frame.path):
             column = self.frame.file.read(columns=[self.name]).column(self.name)
-            if types.is_dictionary(column.type):
-                column = column.cast(column.type.value_type)
-            values: Array = column.to_numpy()
-            return values
+            if not types.is_dictionary(column.type):
+                values: Array = column.to_numpy()
+                return values
+            texts = [np.array([*part.dictionary.to_pylist(), None], object) for part in column.chunks]
+        if (longest := max((len(text) for some in texts for text in some[:-1]), default=0)) > LONGEST_TEXT:
+            why = f"a category has at most {LONGEST_TEXT}, and other texts are not read"
+            raise DataError(f"{what} has a text of {longest:,} characters", why, f"drop={self.name}")
+        with _clear_errors(self.frame.path):
+            codes = [part.indices.fill_null(len(part.dictionary)).to_numpy() for part in column.chunks]
+            return np.concatenate([some[code] for some, code in zip(texts, codes, strict=True)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,16 +78,21 @@ class ParquetFrame:
 def opened(path: Path) -> Iterator[ParquetFrame]:
     """Open a file; its metadata are compared with the memory that is available."""
     extras.require("parquet", str(path), "pyarrow.parquet")
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
     if not path.is_file():
         raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is no file", "", "Check the path")
     with _clear_errors(path):
         file = parquet.ParquetFile(path)
         meta = file.metadata
-        stored = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
+        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+        stored = sum(group.total_byte_size for group in groups)
+        cells = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+        # Of texts, each different one once: a file may hold a long one, and millions of rows with its number.
+        flat = [field.name for field in file.schema_arrow if not types.is_nested(field.type)]
+        file = parquet.ParquetFile(path, metadata=meta, read_dictionary=flat)
     with file:
-        needed = stored + _PER_CELL * meta.num_rows * meta.num_columns
+        needed = stored + _PER_CELL * max(cells, meta.num_rows)
         memory.require(needed, f"the table in {path}", "Use fewer rows, or leave columns out (drop=…)")
         yield ParquetFrame(path, file)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from fedrane.system.files import write_atomically
 
 Examples = NDArray[np.int64]
 _LONGEST_META = 1 << 20
-"""Bytes of what a saved partition says about its origin."""
+"""Bytes of what a saved partition contains about its origin."""
 CONSECUTIVE = "consecutive"
+WITHOUT_LABELS = "iid", "quantity", CONSECUTIVE, "natural"
+"""Those for which the labels do not matter, so that these may be numbers to predict."""
 _TWO_EXAMPLES = "a client needs at least one example to train on and one to test on"
 
 
@@ -47,9 +50,9 @@ class Partition:
         """The number of examples of each client."""
         return np.array([len(examples) for examples in self.clients], dtype=np.int64)
 
-    def counts(self, y: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """Return the number of examples of each client and class: (clients, classes)."""
-        return np.stack([np.bincount(y[examples], minlength=classes) for examples in self.clients])
+    def counts(self, y: NDArray[Any], classes: int) -> NDArray[np.int64]:
+        """Return the number of examples of each client and class: (clients, classes); one column without classes."""
+        return class_counts.of_examples(self.clients, y, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +73,8 @@ class Partitioning:
     ``dirichlet-capped`` up to an equal share per client; ``shards`` cuts examples sorted by class; ``pathological``
     gives each client exactly ``partition.classes`` classes; ``quantity`` skews only the clients' sizes,
     ``dirichlet-quantity`` sizes and labels, each by its own α, ``iid`` nothing; ``consecutive`` cuts the examples, in
-    their order, into equal parts. ``auto`` is natural if the data name their clients, consecutive for a text, else
-    dirichlet."""
+    their order, into equal parts. ``auto`` is natural if the data name their clients, consecutive for a text, iid
+    where a number is predicted, else dirichlet."""
     alpha: float = 0.5
     """α, the parameter of the Dirichlet distribution: the smaller, the more the clients differ."""
     shards: int = 2
@@ -110,9 +113,9 @@ class Partitioning:
             )
         _check_test_share(self.test)
 
-    def resolved(self, natural: bool, text: bool = False) -> Partitioning:
+    def resolved(self, natural: bool, text: bool = False, regression: bool = False) -> Partitioning:
         """Replace ``auto``: ``natural`` is whether the data name their clients."""
-        automatic = "natural" if natural else CONSECUTIVE if text else "dirichlet"
+        automatic = "natural" if natural else CONSECUTIVE if text else "iid" if regression else "dirichlet"
         return replace(self, kind=automatic) if self.kind == "auto" else self
 
 
@@ -126,7 +129,7 @@ def _check_test_share(test: float) -> None:
 
 
 def partition(
-    y: NDArray[np.int64],
+    y: NDArray[Any],
     classes: int,
     clients: int,
     how: Partitioning,
@@ -135,15 +138,22 @@ def partition(
 ) -> Partition:
     """Distribute the examples with labels ``y`` over the clients; ``natural`` is the client the data name for each.
 
-    With kind=natural or a file, the data decide the number of clients, and ``clients`` may be 0.
+    With kind=natural or a file, the data decide the number of clients, and ``clients`` may be 0. So may ``classes``,
+    if the labels are numbers to predict.
     """
-    how = how.resolved(natural is not None)
+    how = how.resolved(natural is not None, regression=not classes)
     if how.file:
         saved = load(how.file, examples=len(y))
         _check_clients(len(saved.clients), clients, f"The partition in {how.file}")
         return saved
     if how.kind == "natural":
         return _natural(natural, clients)
+    if not classes and how.kind not in WITHOUT_LABELS:
+        raise DataError(
+            f"partition.kind={how.kind} where a number is predicted",
+            "it spreads the examples of each class over the clients, and there are no classes",
+            f"Use partition.kind={' or '.join(WITHOUT_LABELS)}, or a file",
+        )
     if clients < 1:
         raise DataError(
             f"clients={clients} with partition.kind={how.kind}",
@@ -159,7 +169,7 @@ def partition(
     if how.kind == CONSECUTIVE:
         return Partition(tuple(np.array_split(np.arange(len(y), dtype=np.int64), clients)))
     if how.kind in ("iid", "quantity"):  # these ignore labels: treat all examples as one class
-        y, classes = np.zeros_like(y), 1
+        y, classes = np.zeros(len(y), np.int64), 1
     counts = _COUNTS[how.kind](np.bincount(y, minlength=classes), clients, how, seed)
     return _deal(_repair(counts, how.minimum), y, seed)
 

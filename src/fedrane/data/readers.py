@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedrane.data import arrays as npz
 from fedrane.data.arrays import Array, Header
 from fedrane.data.columns import Table
 from fedrane.data.dataset import CLASSES_ONLY, Dataset, as_numbers, hold_out_of_clients, moments
-from fedrane.data.tables import is_table, labels, read_known
+from fedrane.data.tabular import Kind, is_table, labels, numbers_to_predict, read_known
 from fedrane.errors import DataError, nearest
 from fedrane.system import memory
 from fedrane.system.files import user_path
@@ -136,11 +136,11 @@ def read_inputs(path: Path, check_shape: Callable[[tuple[int, ...]], None], voca
 
 def read_labelled(
     path: str | Path, classes: Sequence[str], image_size: int = 0, table: Table | None = None, vocabulary: int = 0
-) -> tuple[Array, NDArray[np.int64]]:
+) -> tuple[Array, NDArray[Any]]:
     """Read all examples of one client, from a CSV file, a file of arrays or a folder of images; the classes are given.
 
-    So is the form of a ``table``. A label is the name of a class or its index. A client need not have examples of every
-    class.
+    So is the form of a ``table``. A label is the name of a class or its index; without classes, it is a number. A
+    client need not have examples of every class.
     """
     path = user_path(path)
     if path.suffix == ".npz":
@@ -149,18 +149,26 @@ def read_labelled(
             raise DataError(f"{path} has {', '.join(headers)}", "a client's inputs are x, and their labels y")
         arrays = _arrays(path, {name: headers[name] for name in ("x", "y")})
         x = as_inputs(arrays["x"], f"{path}: x", vocabulary)
-        names = [str(v) for v in _column(arrays["y"], f"{path}: y").tolist()]
+        y = _column(arrays["y"], f"{path}: y") if classes else arrays["y"]
+        names = [str(v) for v in y.tolist()]
     elif is_table(path):
         if table is None:
             raise DataError(f"{path} is a table with named columns", "the federation's inputs are others")
-        rows = read_known(path, table, table.label)
-        x, names = table.encode(rows), labels(rows, table)
+        rows = read_known(path, table, {table.label: Kind.TEXT if classes else Kind.NUMBER})
+        x = table.encode(rows)
+        y = np.array(labels(rows, table)) if classes else numbers_to_predict(rows, table.label)
+        names = y.tolist()
     else:
         images = from_folder(path, image_size)
         x = np.concatenate([images.x, images.x_test])
-        names = [images.classes[label] for label in np.concatenate([images.y, images.y_test])]
+        y = np.array(images.classes)[np.concatenate([images.y, images.y_test])]
+        names = y.tolist()
     if len(x) != len(names):
         raise DataError(f"{path}: {len(x)} inputs but {len(names)} labels", "each input needs a label")
+    if not classes:
+        if y.dtype.kind not in "biuf" or y.ndim != 1 or not np.isfinite(y).all():
+            raise DataError(f"{path}: labels of {y.dtype}", "they are the numbers to predict, all finite")
+        return x, y.astype(np.float64)
     known = {name: index for index, name in enumerate(classes)}
     if not set(names) <= known.keys():
         known = {str(index): index for index in range(len(classes))}

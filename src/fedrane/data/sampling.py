@@ -42,7 +42,7 @@ def local_steps(size: int, batch: int, epochs: Span) -> int:
 
 
 def _passes(size: int, batch: int, epochs: Span) -> int:
-    """Over the examples, the last of which may end early."""
+    """The number of passes over the examples; the last may end early."""
     return -(-local_steps(size, batch, epochs) // -(-size // batch)) if size else 0
 
 
@@ -93,8 +93,8 @@ def batches(seed: int, round: int, sizes: Mapping[int, int], batch: int, epochs:
         steps, total = -(-size // batch), local_steps(size, batch, epochs)
         passes = _passes(size, batch, epochs)
         examples = np.zeros((len(clients), passes, steps * batch), dtype=np.int64)
-        wheres: list[tuple[int | str, ...]] = [("batches", round, client) for client in clients]
-        examples[:, :, :size] = streams.permutations(size, passes, seed, wheres)
+        names: list[tuple[int | str, ...]] = [("batches", round, client) for client in clients]
+        examples[:, :, :size] = streams.permutations(size, passes, seed, names)
         mask = np.zeros((passes, steps * batch), dtype=np.bool_)
         mask[:, :size] = True
         firsts = np.array([streams.key(seed, "noise", round, client) for client in clients], dtype=np.int64)

@@ -82,25 +82,25 @@ class FeatureSkew:
             return x
         memory.require(x.nbytes, "the images of skewed clients", "Use fewer images")
         changed = x.copy()
-        ways = Ways.of(self, len(clients), x.shape[1], seed)
+        skews = ClientSkews.of(self, len(clients), x.shape[1], seed)
         at_once = max(1, _AT_ONCE // math.prod(x.shape[1:]))
         for client, examples in enumerate(clients):
             draw = generator(seed, "skew noise of", client)
-            rotate = _Rotation.by(float(ways.angles[client]), *x.shape[2:]) if self.rotation else None
+            rotate = _Rotation.by(float(skews.angles[client]), *x.shape[2:]) if self.rotation else None
             for begin in range(0, len(examples), at_once):
                 some = examples[begin : begin + at_once]
-                pixels = x[some].astype(np.float32) * ways.factors[client][:, None, None]
+                pixels = x[some].astype(np.float32) * skews.factors[client][:, None, None]
                 if rotate:
                     pixels = rotate(pixels)
                 if self.noise:
                     noise = draw.standard_normal(pixels.shape, dtype=np.float32)
-                    pixels += np.float32(255 * ways.deviations[client]) * noise
+                    pixels += np.float32(255 * skews.deviations[client]) * noise
                 changed[some] = np.rint(pixels.clip(0, 255))
         return changed
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
+class ClientSkews:
     """What distinguishes the clients. Which client gets which of the evenly spread values is random."""
 
     deviations: NDArray[np.float64]
@@ -111,7 +111,7 @@ class Ways:
     """Of each client and channel."""
 
     @classmethod
-    def of(cls, how: FeatureSkew, clients: int, channels: int, seed: int) -> Ways:
+    def of(cls, how: FeatureSkew, clients: int, channels: int, seed: int) -> ClientSkews:
         around = np.linspace(-1, 1, clients)
         factors = [1 + how.intensity * around[permutation(clients, seed, "skew intensity", c)] for c in range(channels)]
         return cls(

@@ -13,6 +13,8 @@ from fedrane.system import memory
 from fedrane.system.files import plain_size
 
 _IMAGE = (32, 32, 3)
+_NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "single", "double")
+"""The classes of MATLAB that labels may have."""
 
 
 def read(path: Path, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -21,14 +23,20 @@ def read(path: Path, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
     try:
         plain_size(path)
-        shapes = {name: shape for name, shape, _ in io.whosmat(path)}
+        listed = io.whosmat(path)
+        shapes = {name: shape for name, shape, _ in listed}
+        kinds = {name: kind for name, _, kind in listed}
         count = shapes["X"][3] if len(shapes.get("X", ())) == 4 else 0
-        if shapes.get("X", ())[:3] != _IMAGE or shapes.get("y") != (count, 1):
+        twice = len(listed) > len(shapes)  # the reader would take the first, and the shapes are of the last
+        if twice or shapes.get("X", ())[:3] != _IMAGE or shapes.get("y") != (count, 1):
             raise DataError(
-                f"{path} has {', '.join(f'{name} {shape}' for name, shape in shapes.items()) or 'no arrays'}",
+                f"{path} has {', '.join(f'{name} {shape}' for name, shape, _ in listed) or 'no arrays'}",
                 "it should have images X (32, 32, 3, examples) and labels y (examples, 1)",
                 remedy,
             )
+        if kinds["X"] != "uint8" or kinds["y"] not in _NUMBERS:
+            why = "images are bytes, and labels numbers"
+            raise DataError(f"{path} has images of {kinds['X']} and labels of {kinds['y']}", why, remedy)
         memory.require(3 * math.prod(shapes["X"]), str(path), "Use a machine with more memory")
         held = io.loadmat(path, variable_names=["X", "y"])
         images, labels = held["X"], held["y"]

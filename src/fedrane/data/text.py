@@ -67,7 +67,7 @@ def of_text(name: str, where: str, text: str, window: int = WINDOW, alphabet: st
     alphabet = alphabet or "".join(sorted(set(text[:begin])))
     x, y = windows(text, alphabet, window)
     test = slice(begin - window, None)
-    classes = (*map(_name, alphabet), UNKNOWN)
+    classes = names_of(alphabet)
     unknown = int((y[test] == len(alphabet)).sum())
     note = f"{unknown} of the {len(y[test])} test characters do not occur in the training text: they count as errors"
     return Dataset(
@@ -83,6 +83,11 @@ def of_text(name: str, where: str, text: str, window: int = WINDOW, alphabet: st
         vocabulary=len(classes),
         alphabet=alphabet,
     )
+
+
+def names_of(alphabet: str) -> tuple[str, ...]:
+    """The classes of a text: its characters, and those that it does not know."""
+    return (*map(_name, alphabet), UNKNOWN)
 
 
 def _name(character: str) -> str:

@@ -9,6 +9,8 @@ A method without a global (or personal) model has no such entries: the column is
 On a task with two classes there are also F1, and AUROC, AUPRC and the sensitivity at a fixed specificity. These three
 rank examples by their scores. Scores of different personal models are not comparable, so each client's examples are
 ranked among themselves, and the mean is over the clients that have examples of both classes, weighted by examples.
+
+Where a number is predicted, R² has the place of the accuracy (:mod:`fedrane.ops.regression`).
 """
 
 from __future__ import annotations
@@ -25,17 +27,28 @@ from torch.nn import functional as F
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation, Pool
+from fedrane.ops import regression
 from fedrane.ops.ranking import Ranking, ranking
-from fedrane.task import Model, State
+from fedrane.ops.regression import R2, Residuals
+from fedrane.task import Model, State, Task
 
 Metrics = dict[str, Any]
 Examples = NDArray[np.int64]
+ACCURACY = "accuracy"
+HEADLINES = ACCURACY, R2
+"""What rounds and methods are compared by: of classes, and of a number. The higher the better."""
 WORST = 0.1
 """The fraction of clients in ``accuracy_worst10``."""
 
 
+def headline(record: Metrics, whose: str) -> str | None:
+    """The key of what a record is compared by; None if that model was not evaluated."""
+    return next((key for name in HEADLINES if record.get(key := f"{whose}/{name}") is not None), None)
+
+
 class Predicted(NamedTuple):
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
+    """Class numbers; in regression the predictions, standardised."""
     losses: NDArray[np.float64]
     margins: NDArray[np.float64] | None = None
     """With two classes: the score of the second minus that of the first, its log-odds."""
@@ -46,8 +59,8 @@ class Predicted(NamedTuple):
         return cls(*(column.cpu().numpy() for column in columns))
 
     @classmethod
-    def nothing(cls, classes: int) -> Predicted:
-        return cls.of(against(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)))
+    def nothing(cls, task: Task) -> Predicted:
+        return cls.of(against(torch.zeros(0, task.outputs, device=task.device), task.zero_labels(0)))
 
     def split(self, cuts: NDArray[np.int64]) -> list[Predicted]:
         columns = [np.split(column, cuts) for column in self if column is not None]
@@ -55,10 +68,13 @@ class Predicted(NamedTuple):
 
 
 def against(scores: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Return the fields of :class:`Predicted` for scores (…, classes) of examples with labels ``y``.
+    """Return the fields of :class:`Predicted` for scores (…, outputs) of examples with labels ``y``.
 
     The margin of two classes has the order of their probabilities, and none of the ties of probabilities near 1.
     """
+    if y.is_floating_point():
+        predicted = scores[..., 0].double()
+        return predicted, (predicted - y).square()
     losses = F.cross_entropy(scores.movedim(-1, 1), y, reduction="none").double()
     if scores.shape[-1] != 2:
         return scores.argmax(-1), losses
@@ -104,6 +120,10 @@ class Tally(NamedTuple):
         return cls(len(y), int(hit.sum()), loss, int(rare.sum()), int(hit[rare].sum()), examples, hits, ranked)
 
 
+Count = Tally | Residuals
+"""What a client counts: of classes, or of a number."""
+
+
 def evaluate(
     engine: Predicts,
     federation: Federation,
@@ -115,28 +135,35 @@ def evaluate(
     """Compute all metrics of the models that the method has, over all clients."""
     task, everyone = federation.task, range(federation.population)
     metrics: Metrics = {}
-    held_out: dict[str, list[Tally]] = {}
+    held_out: dict[str, list[Any]] = {}
     if GLOBAL in algorithm.models_on(task):
         model = algorithm.global_model(task, server)
         metrics |= official(engine, federation, model)
         tested, held_out[GLOBAL] = tally_predictions(engine, federation, [model] * federation.population)
-        metrics |= over_clients("global/local_", tested, task.positive)
+        metrics |= over_clients(task, "global/local_", tested)
     if PERSONAL in algorithm.models_on(task):
         models = [engine.personal(server, client_states.get(k), k, round) for k in everyone]
         tested, held_out[PERSONAL] = tally_predictions(engine, federation, models)
-        metrics |= overall(PERSONAL, tested) | over_clients("personal/", tested, task.positive)
-    return metrics | validation(held_out)
+        metrics |= overall(task, PERSONAL, tested) | over_clients(task, "personal/", tested)
+    return metrics | validation(task, held_out)
 
 
 def official(engine: Predicts, federation: Federation, model: Model) -> Metrics:
     """Evaluate the global model on the official test set."""
     task, y = federation.task, _labels(federation.test)
     predicted = engine.predict(model, federation.test, np.arange(len(y)))
-    tally = Tally.of(predicted, y, np.zeros(task.classes, np.bool_), task.positive)
-    return overall(GLOBAL, [tally]) | two_classes("global/", [tally], task.positive)
+    count = _count(task, predicted, y, np.zeros(task.classes, np.bool_))
+    metrics = overall(task, GLOBAL, [count])
+    return metrics | (two_classes("global/", [count], task.positive) if isinstance(count, Tally) else {})
 
 
-def tally_predictions(engine: Predicts, federation: Federation, models: list[Model]) -> tuple[list[Tally], list[Tally]]:
+def _count(task: Task, predicted: Predicted, y: NDArray[Any], minority: NDArray[np.bool_]) -> Count:
+    if task.target:
+        return Residuals.of(predicted.labels, y)
+    return Tally.of(predicted, y, minority, task.positive)
+
+
+def tally_predictions(engine: Predicts, federation: Federation, models: list[Model]) -> tuple[list[Count], list[Count]]:
     """Return the tallies of each client's model on its local test set and on its validation set."""
     together, split = not federation.task.depends_on_batch, federation.split
     tested, held = (
@@ -147,16 +174,16 @@ def tally_predictions(engine: Predicts, federation: Federation, models: list[Mod
 
 def _tallies(
     engine: Predicts, federation: Federation, models: list[Model], examples: tuple[Examples, ...], together: bool
-) -> list[Tally]:
+) -> list[Count]:
     y, minority = _labels(federation.train), minority_classes(federation.labels)
     if not any(len(r) for r in examples):
         return []
     predicted = _by_client(engine, models, federation.train, examples, together)
-    each, positive = zip(predicted, examples, minority, strict=True), federation.task.positive
-    return [Tally.of(p, y[r], rare, positive) for p, r, rare in each]
+    each = zip(predicted, examples, minority, strict=True)
+    return [_count(federation.task, p, y[r], rare) for p, r, rare in each]
 
 
-def _labels(pool: Pool) -> NDArray[np.int64]:
+def _labels(pool: Pool) -> NDArray[Any]:
     return pool.y.cpu().numpy()
 
 
@@ -170,8 +197,10 @@ def _by_client(
     return engine.predict_each(models, pool, examples)
 
 
-def overall(whose: str, tallies: Sequence[Tally]) -> Metrics:
+def overall(task: Task, whose: str, tallies: Sequence[Any]) -> Metrics:
     """Return metrics over all examples together, with the recall of each class if classes were counted."""
+    if task.target:
+        return {**regression.overall(f"{whose}/", tallies, task.target)}
     examples = sum(t.examples for t in tallies)
     metrics: Metrics = {
         f"{whose}/accuracy": sum(t.hits for t in tallies) / examples,
@@ -191,9 +220,11 @@ def two_classes(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics
     """Return F1 over all examples together, and the means of the rankings; nothing if there are not two classes."""
     if not all(len(t.class_examples) == 2 for t in tallies):
         return {}
-    found = sum(t.class_hits[positive] for t in tallies)
-    wrong = sum(t.examples - t.hits for t in tallies)
-    metrics: Metrics = {f"{prefix}f1": 2 * found / (2 * found + wrong)} if found or wrong else {}
+    true_positives = sum(t.class_hits[positive] for t in tallies)
+    errors = sum(t.examples - t.hits for t in tallies)
+    metrics: Metrics = (
+        {f"{prefix}f1": 2 * true_positives / (2 * true_positives + errors)} if true_positives or errors else {}
+    )
     ranked = [(t.ranking, t.examples) for t in tallies if t.ranking]
     if ranked:
         values, weights = zip(*ranked, strict=True)
@@ -202,23 +233,30 @@ def two_classes(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics
     return metrics
 
 
-def over_clients(prefix: str, tallies: Sequence[Tally], positive: int) -> Metrics:
+def over_clients(task: Task, prefix: str, tallies: Sequence[Any]) -> Metrics:
     """Return metrics on the local test sets: over all examples, over clients, over minorities, and of two classes."""
-    each = np.array([t.hits / t.examples for t in tallies])
-    worst = np.sort(each)[: math.ceil(WORST * len(each))]
-    metrics: Metrics = {
-        f"{prefix}accuracy": sum(t.hits for t in tallies) / sum(t.examples for t in tallies),
-        f"{prefix}accuracy_mean": float(each.mean()),
-        f"{prefix}accuracy_std": float(each.std()),
-        f"{prefix}accuracy_worst10": float(worst.mean()),
-        f"{prefix}clients": each.tolist(),
-    }
+    if task.target:
+        metrics: Metrics = {**regression.overall(prefix, tallies, task.target)}
+        return metrics | _spread(prefix, R2, regression.scores(tallies))
+    metrics = {f"{prefix}accuracy": sum(t.hits for t in tallies) / sum(t.examples for t in tallies)}
+    metrics |= _spread(prefix, ACCURACY, np.array([t.hits / t.examples for t in tallies]))
     examples, hits = sum(t.minority_examples for t in tallies), sum(t.minority_hits for t in tallies)
     if examples:
         metrics[f"{prefix.removesuffix('local_')}minority_accuracy"] = hits / examples
-    if two := two_classes(prefix, tallies, positive):
+    if two := two_classes(prefix, tallies, task.positive):
         metrics |= two | {f"{prefix}clients_with_both_classes": sum(t.ranking is not None for t in tallies)}
     return metrics
+
+
+def _spread(prefix: str, name: str, each: NDArray[np.float64]) -> Metrics:
+    """Return how a measure differs between clients."""
+    worst = np.sort(each)[: math.ceil(WORST * len(each))]
+    return {
+        f"{prefix}{name}_mean": float(each.mean()),
+        f"{prefix}{name}_std": float(each.std()),
+        f"{prefix}{name}_worst10": float(worst.mean()),
+        f"{prefix}clients": each.tolist(),
+    }
 
 
 def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -229,10 +267,9 @@ def minority_classes(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return minority
 
 
-def validation(held_out: Mapping[str, Sequence[Tally]]) -> Metrics:
+def validation(task: Task, held_out: Mapping[str, Sequence[Any]]) -> Metrics:
     """Return accuracies on the validation sets, for early stopping or tuning; ``accuracy`` is their mean."""
-    each = {
-        w: sum(t.hits for t in tallies) / sum(t.examples for t in tallies) for w, tallies in held_out.items() if tallies
-    }
-    metrics: Metrics = {f"validation/{whose}_accuracy": value for whose, value in each.items()}
-    return metrics | ({"validation/accuracy": float(np.mean(list(each.values())))} if each else {})
+    name = R2 if task.target else ACCURACY
+    each = {whose: overall(task, whose, counts)[f"{whose}/{name}"] for whose, counts in held_out.items() if counts}
+    metrics: Metrics = {f"validation/{whose}_{name}": value for whose, value in each.items()}
+    return metrics | ({f"validation/{name}": float(np.mean(list(each.values())))} if each else {})

@@ -115,7 +115,7 @@ class Sequential(LocalEngine):
         size = self.predict_batch_size
         chunks = [examples[begin : begin + size] for begin in range(0, len(examples), size)]
         if not chunks:
-            return Predicted.nothing(self.federation.task.classes)
+            return Predicted.nothing(self.federation.task)
         predicted = self.each(
             lambda engine, position: engine.predict_batch(model, pool, chunks[position]),
             range(len(chunks)),

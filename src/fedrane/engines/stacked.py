@@ -445,7 +445,7 @@ class Stacked(LocalEngine):
     def _predict(self, models: list[Model], pool: Pool, examples: tuple[NDArray[np.int64], ...]) -> list[Predicted]:
         longest = max(len(r) for r in examples)
         if not longest:
-            return [Predicted.nothing(self.federation.task.classes) for _ in examples]
+            return [Predicted.nothing(self.federation.task) for _ in examples]
         width = min(self.sequential.predict_batch_size, longest)
         index = np.zeros((-(-longest // width), len(examples), width), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=np.bool_)

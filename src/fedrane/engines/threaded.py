@@ -63,7 +63,7 @@ class Worker(Sequential):
         parts = {name: copy.deepcopy(part) for name, part in federation.task.parts.items()}
         super().__init__(algorithm, replace(federation, task=replace(federation.task, parts=parts)))
         self.client = _StaticClient(self)
-        self.records = federation.task.device.type == "cpu"  # what recordings are for
+        self.records = federation.task.device.type == "cpu"  # whether steps on full batches are recorded
 
     def begin(self, ctx: Context) -> Work:
         work: Work = pytree.tree_map_only(Tensor, channels_last, super().begin(ctx))

@@ -22,7 +22,7 @@ from fedrane.engines.sequential import Sequential
 from fedrane.errors import Diverged, FedraneError
 from fedrane.flower.client_state import NEVER, ClientStateStore, SavedState, derive_first_state, initial_server_state
 from fedrane.flower.codec import Encoder, Layout, MessageError, Schema, decode, digest
-from fedrane.flower.messages import PARAMS, ClientRequest, identity_record, refusal_record, tally_record
+from fedrane.flower.messages import PARAMS, ClientRequest, count_record, identity_record, refusal_record
 from fedrane.system.threads import limited
 from fedrane.task import Context, Model, State
 from fedrane.training.run_folder import as_state, empty_dicts, refill
@@ -148,7 +148,7 @@ class RequestHandler:
             tallies = tally_predictions(self.engine, client.federation, models)
             for part, each in zip(("test", "validation"), tallies, strict=True):
                 if each:
-                    content[f"{which}.{part}"] = tally_record(each[client.index], client.reports_classes)
+                    content[f"{which}.{part}"] = count_record(each[client.index], client.reports_classes)
         return content
 
     def deliver(self) -> RecordDict:

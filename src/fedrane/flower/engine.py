@@ -14,7 +14,7 @@ from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.federation import Federation
 from fedrane.data.sampling import Span, Steps
 from fedrane.engines.base import Trained
-from fedrane.engines.evaluation import Metrics, Tally, official, over_clients, overall, validation
+from fedrane.engines.evaluation import Count, Metrics, official, over_clients, overall, validation
 from fedrane.engines.sequential import Sequential, stack_clients
 from fedrane.errors import FedraneError
 from fedrane.flower.client_state import NEVER, derive_first_state, initial_server_state
@@ -26,7 +26,7 @@ from fedrane.flower.messages import (
     ClientReply,
     ClientRequest,
     is_bounded_number,
-    read_tally,
+    read_count,
     require_only,
 )
 from fedrane.flower.nodes import NodePool
@@ -151,25 +151,24 @@ class FlowerEngine:
             if which == GLOBAL and len(self.federation.test):
                 metrics |= official(self.local, self.federation, self.algorithm.global_model(task, server))
             if which == PERSONAL and tested:
-                metrics |= overall(PERSONAL, tested)
+                metrics |= overall(task, PERSONAL, tested)
             if tested:
-                metrics |= over_clients("global/local_" if which == GLOBAL else "personal/", tested, task.positive)
-        return metrics | validation(held_out)
+                metrics |= over_clients(task, "global/local_" if which == GLOBAL else "personal/", tested)
+        return metrics | validation(task, held_out)
 
-    def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Tally]]:
-        """Of each model that the method has: the tally of the test examples, and of validation ones if there are."""
-        tallies_of, split = {}, self.federation.split
-        models, parts_of = self.algorithm.models_on(self.federation.task), ("test", "validation")
+    def _read_tallies(self, k: int, content: RecordDict) -> dict[str, list[Count]]:
+        """Of each model that the method has: the counts of the test examples, and of validation ones if there are."""
+        counts_of, split, task = {}, self.federation.split, self.federation.task
+        models, parts_of = self.algorithm.models_on(task), ("test", "validation")
         require_only(content, *(f"{which}.{part}" for which in models for part in parts_of))
         for which in models:
             parts = [content.metric_records.get(f"{which}.{part}") for part in parts_of]
             declared = (len(examples[k]) for examples in (split.test, split.validation))
-            classes = self.federation.task.classes
-            test, held = (read_tally(record, classes, n) for record, n in zip(parts, declared, strict=True))
+            test, held = (read_count(record, task, n) for record, n in zip(parts, declared, strict=True))
             if test is None:
                 raise MessageError(f"no counts of its {which} model", "every client has test examples")
-            tallies_of[which] = [test] if held is None else [test, held]
-        return tallies_of
+            counts_of[which] = [test] if held is None else [test, held]
+        return counts_of
 
 
 class MessageBuilder:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, get_type_hints
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedrane.data.sampling import Span, Steps
-from fedrane.engines.evaluation import Tally
+from fedrane.engines.evaluation import Count, Tally
 from fedrane.errors import CheckpointError, ConfigError, DataError, Diverged, FedraneError, FileError
 from fedrane.flower.codec import MessageError
 from fedrane.flower.roster import MAX_EXAMPLES
 from fedrane.ops.ranking import Ranking
-from fedrane.task import State
+from fedrane.ops.regression import Residuals
+from fedrane.task import State, Task
 
 TRAIN, EVALUATE, QUERY, DELIVER = "train", "evaluate", "query", "evaluate.deliver"
 """Flower's message types; a client that is delivered a model keeps it."""
@@ -105,7 +106,7 @@ def is_bounded_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_NUMBER <= value <= MAX_NUMBER
 
 
-# ---- what a node says, and what it may send
+# ---- texts and refusals of a node, and what it may send
 
 
 def bounded_text(text: str) -> str:
@@ -160,6 +161,41 @@ def read_identity(node: int, content: RecordDict) -> tuple[int, int]:
 
 
 # ---- a client's evaluation
+
+
+def count_record(count: Count, in_detail: bool) -> MetricRecord:
+    """``in_detail`` tells more of the client's labels: its classes, or the sums of the numbers to predict."""
+    if isinstance(count, Tally):
+        return tally_record(count, by_class=in_detail)
+    return MetricRecord(dict((count if in_detail else count.without_targets())._asdict()))
+
+
+def read_count(record: MetricRecord | None, task: Task, declared: int) -> Count | None:
+    """What a client counts, of one model on one part of its examples, if it can be true."""
+    return read_residuals(record, declared) if task.target else read_tally(record, task.classes, declared)
+
+
+def read_residuals(record: MetricRecord | None, declared: int) -> Residuals | None:
+    """A client's sums, if there can be such examples; it has declared how many."""
+    if record is None and not declared:
+        return None
+    if record is None:
+        raise MessageError("no sums", f"of {declared} examples")
+    require_only(record, *Residuals._fields)
+    numbers: dict[str, Any] = {name: record.get(name) for name in Residuals._fields}
+    if not all(map(is_bounded_number, numbers.values())):
+        raise MessageError(f"sums {numbers}", f"they are numbers up to {MAX_NUMBER:g}")
+    examples, targets, squares, absolute, loss = map(float, numbers.values())
+    if examples != declared or not declared:
+        raise MessageError(f"sums over {examples:g} examples", f"by what it reported when it joined, it has {declared}")
+    room = 1 + 1e-6  # they were rounded
+    if (
+        min(squares, absolute, loss) < 0
+        or targets**2 > room * examples * squares
+        or absolute**2 > room * examples * loss
+    ):
+        raise MessageError(f"sums {numbers}", "there are no numbers with such sums and sums of squares")
+    return Residuals(declared, targets, squares, absolute, loss)
 
 
 def tally_record(tally: Tally, by_class: bool) -> MetricRecord:

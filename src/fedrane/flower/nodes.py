@@ -69,7 +69,7 @@ class NodePool:
         if new:
             query = RecordDict({"query": ConfigRecord({"key": self.key})})
             identities, refused = self._exchange(QUERY, {node: (node, query) for node in new}, read_identity, patience)
-            for node in new:  # one that never answers must not take half of the time
+            for node in new:  # one that never replies must not take half of the time
                 self._queries[node] = self._queries.get(node, 0) + 1
                 self._next_query[node] = time.monotonic() + patience * 2 ** min(self._queries[node] - 1, 10)
             for node, why in refused.items():
@@ -198,7 +198,7 @@ class NodePool:
         return replies, refused | dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
 
     def _pull(self, names: list[str]) -> Iterator[tuple[str, Message | Exception]]:
-        """The replies that are there, each with the message that it answers, or what came instead of a reply."""
+        """The replies that are there, each with the id of its message, or what came instead of a reply."""
         if not self.one_by_one:
             for reply in self.grid.pull_messages(names):
                 yield reply.metadata.reply_to_message_id, reply

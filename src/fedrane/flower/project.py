@@ -47,18 +47,21 @@ class AppConfig(NamedTuple):
         write_atomically(folder / INPUTS, json.dumps(self.inputs.to_dict(), indent=1) + "\n")
 
     def task(self) -> Task:
-        return make_task(self.experiment, self.inputs.shape, self.inputs.classes, None, self.inputs.vocabulary)
+        i = self.inputs
+        return make_task(self.experiment, i.shape, i.classes, None, i.vocabulary, i.target)
 
-    def pool(self, x: NDArray[Any], y: NDArray[np.int64], task: Task) -> Pool:
+    def pool(self, x: NDArray[Any], y: NDArray[Any], task: Task) -> Pool:
         if len(x):  # an app's own reader may give fractions, or anything
             x = as_inputs(x, "the client's x", self.inputs.vocabulary)
         if tuple(x.shape[1:]) != self.inputs.shape:
             raise DataError(f"examples of shape {tuple(x.shape[1:])}", f"the federation's are {self.inputs.shape}")
-        return Pool.of(x, y, self.inputs.normaliser(task))
+        return Pool.of(x, y, self.inputs.normaliser(task), task.target)
 
     def empty_pool(self, task: Task) -> Pool:
         dtype = np.uint8 if self.inputs.images else np.int64 if self.inputs.vocabulary else np.float32
-        return self.pool(np.zeros((0, *self.inputs.shape), dtype), np.zeros(0, np.int64), task)
+        return self.pool(
+            np.zeros((0, *self.inputs.shape), dtype), np.zeros(0, np.int64 if self.inputs.classes else np.float64), task
+        )
 
 
 def write_project(folder: Path, config: AppConfig) -> None:
@@ -153,7 +156,8 @@ from fedrane.flower.app import node_examples
 
 
 def examples(context, experiment, inputs):
-    """This client's inputs and labels: arrays x (examples, …) as in an .npz file, and y (indices of inputs.classes).
+    """This client's inputs and labels: arrays x (examples, …) as in an .npz file, and y (indices of inputs.classes, or
+    the numbers to predict).
 
     As it stands: the CSV or .npz file or the folder of images that the node was started with, --node-config
     'data="PATH" …'; in a simulation, a share of the experiment's dataset. Replace it to read from elsewhere, a database

@@ -39,7 +39,7 @@ class RemoteFederation(Federation):
     def client(self, index: int, round: int, lr: float, epochs: Span) -> Client:
         size = self.late_clients[index] if index in self.late_clients else len(self.split.train[index])
         steps = local_steps(size, self.batch, epochs)
-        no_labels = np.zeros((self.population, self.task.classes), np.int64)
+        no_labels = np.zeros((self.population, self.task.outputs), np.int64)
         client = each_of(describe(self.task, [0], no_labels, round, lr, [steps]))[0]
         return client._replace(index=torch.full_like(client.index, index), size=torch.full_like(client.size, size))
 

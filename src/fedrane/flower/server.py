@@ -21,7 +21,7 @@ from fedrane import data
 from fedrane.config import sources
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Split, split_sizes
-from fedrane.data.tables import is_table, read_table
+from fedrane.data.tabular import is_table, read_table
 from fedrane.data.text import from_text, is_text
 from fedrane.engines.evaluation import Metrics
 from fedrane.errors import CheckpointError, ConfigError, DataError, FedraneError
@@ -285,10 +285,13 @@ def _federation(config: AppConfig, settings: ServerSettings, examples: list[int]
     test = config.empty_pool(task)
     if settings.test_data:
         dataset = _test_data(settings.test_data, config)
+        if bool(dataset.classes) != bool(config.inputs.classes):
+            raise DataError(f"{settings.test_data} is of another task", "either classes are predicted, or a number")
         index = {name: number for number, name in enumerate(config.inputs.classes)}
         if not set(dataset.classes) <= index.keys():
             raise DataError(f"{settings.test_data} has classes {dataset.classes}", f"they are {config.inputs.classes}")
-        test = config.pool(dataset.x_test, np.array([index[dataset.classes[y]] for y in dataset.y_test]), task)
+        y = np.array([index[dataset.classes[y]] for y in dataset.y_test]) if index else dataset.y_test
+        test = config.pool(dataset.x_test, y, task)
     # Their numbers are known, and nothing else of them.
     split = Split(*(tuple(np.broadcast_to(np.int64(0), n) for n in sizes) for sizes in parts))
     batch = min(config.experiment.batch, max(map(len, split.train)))

@@ -72,11 +72,11 @@ class APFL(Algorithm):
             return self.objective(task, ctx, Model(mixed, personal.stats), batch)
 
         trained = tree.pick(personal.params, self.trains)
-        (grads, by_weight), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, weight)
+        (grads, grad_weight), (_, outcome) = grad_and_value(loss, argnums=(0, 1), has_aux=True)(trained, weight)
         trained, optimizer = task.optimizer.update(trained, grads, work.extra["optimizer"], ctx.client.lr)
         stats = {name: value.detach() for name, value in outcome.stats.items()}
         extra = {"personal": Model({**personal.params, **trained}, stats)._asdict(), "optimizer": optimizer}
-        extra["weight"] = (weight - ctx.client.lr * by_weight).clamp(0, 1) if self.adaptive else weight
+        extra["weight"] = (weight - ctx.client.lr * grad_weight).clamp(0, 1) if self.adaptive else weight
         return after._replace(extra=extra)
 
     def finish(self, task: Task, ctx: Context, work: Work) -> Done:

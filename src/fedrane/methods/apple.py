@@ -113,7 +113,7 @@ class APPLE(Algorithm):
         kept = {"core": core, "relation": relation}
         if self.downloads:
             kept |= core_models.keep(ctx)
-            up["wanted"] = core_models.wish(ctx, relation, kept["had"], work.extra["key"])
+            up["wanted"] = core_models.next_request(ctx, relation, kept["had"], work.extra["key"])
         mixed = Model({**work.model.params, **core_models.mix(ctx, core, relation)}, work.model.stats)
         return done._replace(up=State(Model(core, {}), up), client_state=State(mixed, kept))
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedrane.algorithm import Algorithm, Choices, Grid, Outcome
 from fedrane.errors import check_choices, check_ranges
-from fedrane.task import Batch, Context, Model, Task, cross_entropy
+from fedrane.task import Batch, Context, Model, Task, prediction_loss
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class FedDecorr(Algorithm):
     def objective(self, task: Task, ctx: Context, model: Model, batch: Batch) -> tuple[Tensor, Outcome]:
         net = task.training(model, batch)
         features = net.body(batch.x)
-        loss = cross_entropy(net.head(features), batch)
+        loss = prediction_loss(net.head(features), batch)
         penalty = self._penalty(features, batch.mask)
         return loss + self.strength * penalty, Outcome(net.stats, {"loss": loss, "correlation": penalty})
 

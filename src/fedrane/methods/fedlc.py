@@ -31,6 +31,7 @@ from fedrane.task import Batch, Context, Model, Task, cross_entropy
 class FedLC(Algorithm):
     """FedAvg with scores that are calibrated by a client's class counts."""
 
+    needs_classes: ClassVar[str] = "its margins need the counts of the classes"
     grid: ClassVar[Grid] = {"strength": (0.1, 0.5, 1.0), "absent": ("excluded", "one")}
     choices: ClassVar[Choices] = {"absent": ("excluded", "one")}
 

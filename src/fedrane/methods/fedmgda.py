@@ -60,9 +60,9 @@ class FedMGDA(Algorithm):
         low, high = ((box + side).clamp(0, 1).cpu().numpy() for side in (-self.radius, self.radius))
         mix = simplex.shortest_mix(units.cpu().numpy(), low, high)
         chosen = torch.from_numpy(mix.weights).to(lengths)
-        rate = self.global_lr * (1 - self.decay) ** (cohort.round[0].double() - 1)
+        lr = self.global_lr * (1 - self.decay) ** (cohort.round[0].double() - 1)
         weights = torch.zeros_like(lengths)
-        weights[counted] = rate * chosen / lengths[counted]
+        weights[counted] = lr * chosen / lengths[counted]
         left_out = cohort.index[~counted].tolist()
         record = {
             "messages": [f"clients {left_out} are left out: their change is zero or not finite"] if left_out else [],

@@ -9,8 +9,9 @@ model that was sent, a client minimises
 and p̂ likewise of ŝ: both softmaxes leave out the true class y, so s_y is not distilled. p̂ has no gradient.
 
 *Deviations*: the model that was sent is in evaluation mode, as MOON's is; in the official code it has the mode that the
-model had when it was copied. As there, the divergence is not multiplied by τ². With mixup, the divergence of an
-example is the mean of those with either label as y, by their weights.
+model had when it was copied. As in the paper and in the first version of that code, the divergence is not multiplied
+by τ²; in later versions it is. With mixup, the divergence of an example is the mean of those with either label as y, by
+their weights.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entro
 class FedNTD(Algorithm):
     """FedAvg with a distillation of the global model on all classes but the true one."""
 
+    needs_classes: ClassVar[str] = "it distils the classes that are not true"
     grid: ClassVar[Grid] = {"strength": (0.3, 1.0, 3.0)}
 
     strength: float = 1.0

@@ -40,6 +40,7 @@ class FedProto(Algorithm):
     """Personal models whose features meet in class prototypes, which are all that is sent."""
 
     models: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    needs_classes: ClassVar[str] = "its prototypes are of classes"
     grid: ClassVar[Grid] = {"strength": (0.1, 1.0, 10.0)}
     choices: ClassVar[Choices] = {"classifier": ("prototypes", "head"), "weighting": ("examples", "clients")}
 

@@ -7,8 +7,8 @@ Each client minimises its loss with a pull towards the model it was sent,
 the *squared* distance, over all trained parameters. The paper tunes μ in {0.001, 0.01, 0.1, 1}.
 
 *Deviations*: all clients run the same number of epochs. The paper's γ-inexact solutions (clients that stop early) are
-simulated by ``dropout`` and ``epochs`` of the experiment. Clients are sampled uniformly and uploads weighted by number
-of examples; the paper samples clients by number of examples and weights uploads equally.
+simulated by ``client_dropout`` and ``epochs`` of the experiment. Clients are sampled uniformly and uploads weighted by
+number of examples; the paper samples clients by number of examples and weights uploads equally.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class FedRANE(sphere.Calibrated):
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
     grid: ClassVar[Grid] = {"contrast": (0.1, 0.2, 0.5), "temperature": (0.2, 0.8)}
     choices: ClassVar[Choices] = {**graph.CHOICES, **sphere.CHOICES, **nash.CHOICES}
-    needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, "gne=True": nash.Terms._fields, **sphere.NEEDS}
+    needs: ClassVar[Needs] = {"lra=True": graph.FIELDS, **nash.NEEDS, **sphere.NEEDS}
     lra: bool = True
     """Whether clients use local relational augmentation; false is the ablation ``fedrane-wo-lra``."""
     relation: float = 0.1
@@ -77,6 +77,10 @@ class FedRANE(sphere.Calibrated):
     """The weight of the bargain in the server's step; the rest is the average."""
     solver: str = "newton"
     """How the bargain is solved: by ``newton``, or the paper's convex-concave procedure (``sequential``)."""
+    gram: str = "exact"
+    """The bargain knows ``exact`` inner products of deviations, or those of their random ``sketch``es."""
+    sketch: int = 1024
+    """How many numbers a sketch has, for each part that is bargained over; a smaller part is sketched exactly."""
     calibrate: bool = True
     """Whether the global model's orthonormal head is calibrated after the last round, as in SphereFed."""
 
@@ -113,8 +117,7 @@ class FedRANE(sphere.Calibrated):
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
         if not self.gne:
             return super().aggregate(task, server, ups, cohort)
-        terms = nash.Terms(self.power, self.length, self.scope, self.blend, self.solver)
-        model, record = nash.negotiate(server.model, ups.model, cohort, terms)
+        model, record = nash.negotiate(server.model, ups.model, cohort, nash.Terms.of(self), task.seed)
         return server._replace(model=model), record
 
     def post_training(self) -> tuple[Algorithm, ...]:

@@ -42,6 +42,7 @@ class FedRoD(Algorithm):
     """A generic predictor for balanced classes, and a personal one added to it."""
 
     models: ClassVar[tuple[str, ...]] = (GLOBAL, PERSONAL)
+    needs_classes: ClassVar[str] = "its balanced loss needs the counts of the classes"
     grid: ClassVar[Grid] = {"balance": (0.5, 1.0)}
 
     balance: float = 1.0

@@ -28,7 +28,7 @@ from fedrane.algorithm import Algorithm, Choices, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
 from fedrane.ops.contrast import projection
 from fedrane.ops.sphere import unit
-from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, masked_mean
+from fedrane.task import Batch, Client, Context, Model, State, Task, masked_mean, prediction_loss
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MOON(Algorithm):
 
     def prepare(self, task: Task) -> Task:
         task = task.add("project", projection(task.width, self.width))
-        return task.add("head", nn.Linear(self.width, task.classes)) if self.projection == "inline" else task
+        return task.add("head", nn.Linear(self.width, task.outputs)) if self.projection == "inline" else task
 
     def join(self, task: Task, server: State, client: Client) -> State:
         return super().join(task, server, client)._replace(extra={"previous": _encoder(server.model)})
@@ -64,7 +64,7 @@ class MOON(Algorithm):
         net = task.training(model, batch)
         features = net.body(batch.x)
         z = net.part("project", features)
-        loss = cross_entropy(net.head(z if self.projection == "inline" else features), batch)
+        loss = prediction_loss(net.head(z if self.projection == "inline" else features), batch)
         sent = self._fixed(task, self.start(task, ctx), batch)
         previous = self._fixed(task, Model(**ctx.client_state.extra["previous"]), batch)
         away = ((unit(z) * previous).sum(-1) - (unit(z) * sent).sum(-1)) / self.temperature

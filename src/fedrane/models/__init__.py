@@ -49,15 +49,15 @@ def load(name: str) -> nn.Module | Factory:
 
     Of an installed module only a network will do: among its functions there may be any, such as ``subprocess:call``.
     """
-    found: nn.Module | Factory = loading.load(name, "model")
-    network = isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module))
-    if not network and not (callable(found) and loading.file_of(name)):
+    loaded: nn.Module | Factory = loading.load(name, "model")
+    network = isinstance(loaded, nn.Module) or (isinstance(loaded, type) and issubclass(loaded, nn.Module))
+    if not network and not (callable(loaded) and loading.file_of(name)):
         raise ConfigError(
             f"model={name} is not a network",
             "it must derive from torch.nn.Module; only in a file of yours may it be a function",
             "Write model=path.py:function",
         )
-    return found
+    return loaded
 
 
 def split_head(

@@ -21,14 +21,14 @@ def matching(names: Collection[str], patterns: Iterable[str]) -> set[str]:
     """The names that match a pattern, in which ``*`` stands for anything; an error for a pattern without a match."""
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
             raise ConfigError(
                 f"freeze={pattern} matches no parameter",
                 "names are part.layer.weight, and * stands for anything",
                 nearest(pattern, names),
             )
-        chosen |= found
+        chosen |= matched
     return chosen
 
 

@@ -28,7 +28,7 @@ def transformer(shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int
 
 
 class Transformer(nn.Module):
-    """Embeddings of the elements and of their places, and stock layers of a transformer."""
+    """Embeddings of the elements and of their positions, and stock layers of a transformer."""
 
     def __init__(self, length: int, vocabulary: int, width: int) -> None:
         super().__init__()

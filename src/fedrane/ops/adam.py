@@ -87,9 +87,9 @@ class Adam:
         steps = state["steps"] + 1
         mean = {name: keep * state["mean"][name] + (1 - keep) * grads[name] for name in params}
         square = {name: decay * state["square"][name] + (1 - decay) * grads[name].square() for name in params}
-        rate, root = lr / _weight(keep, steps), _weight(decay, steps).sqrt()
+        step_size, root = lr / _weight(keep, steps), _weight(decay, steps).sqrt()
         direction = {name: mean[name] / (square[name].sqrt() / root + self.constants.floor) for name in params}
-        moved = {name: sgd_step(params[name], direction[name], rate) for name in params}
+        moved = {name: sgd_step(params[name], direction[name], step_size) for name in params}
         return moved, {"steps": steps, "mean": mean, "square": square}
 
 

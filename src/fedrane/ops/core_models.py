@@ -18,7 +18,8 @@ from fedrane.task import Client, Context
 from fedrane.tree import Tensors
 
 T = TypeVar("T")
-LEAST_BASE = 1.5
+MIN_BASE = 1.5
+"""The lower bound of b in the weights b^|p| of a request: with less, early requests would hardly depend on p."""
 STREAM = 1 << 20
 """Far beyond the number of any dropout layer, whose masks come from the same key."""
 
@@ -74,10 +75,10 @@ def keep(ctx: Context) -> dict[str, Any]:
     }
 
 
-def wish(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
+def next_request(ctx: Context, relation: Tensor, had: Tensor, key: Tensor) -> Tensor:
     """The cores to request next, as many as were sent: first those never sent, then at random with weights b^|p|."""
     client, count = ctx.client, len(ctx.down.extra["which"])
-    base = (client.round.double() * count / client.population).clamp(min=LEAST_BASE)
+    base = (client.round.double() * count / client.population).clamp(min=MIN_BASE)
     # A core that was never sent precedes any weight: the noise of a draw stays within 20.
     logits = relation.abs().double() * base.log() + torch.where(had > 0, 0.0, 1e6)
     return draw(torch.where(numbers(client) == client.index, -torch.inf, logits), count, key)

@@ -37,7 +37,6 @@ TINY = 1e-12
 
 MAX_PAPER_ALTERNATIONS = 10
 """After more alternations of the paper's form, float64 may have no correct digits left."""
-STATISTICS = ("degree", "rank", "homophily", "change")
 FIELDS = (
     *("relation", "alternations", "closed_form", "graph_gradient", "steps", "attention", "residual", "neighbours"),
     *("contrast", "temperature", "projection", "augmented", "predict_on"),
@@ -270,7 +269,7 @@ def homophily(adjacency: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def statistics(relations: Relations, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The recorded metrics of a graph, by the names in ``STATISTICS``."""
+    """The recorded metrics of a graph."""
     return {
         "degree": mean_degree(relations.adjacency, mask),
         "rank": effective_rank(relations.weights),

@@ -4,12 +4,14 @@ With Δ = Gp every client's utility is Δ_kᵀΔ = w_k / p_k > 0, and among all 
 Σ w_k log Δ_kᵀΔ: the (asymmetric) Nash bargaining solution, with the current model as the disagreement point.
 
 M p = w / p is the stationarity condition of the strictly convex ½ pᵀMp − Σ w log p, so a damped Newton method finds the
-unique solution. M is first scaled to a unit diagonal; p is then scaled back exactly.
+unique solution. M is first scaled to a unit diagonal; p is then scaled back exactly. The server needs no more than M,
+so `Sketches` of the deviations may stand in for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +22,13 @@ from torch import Tensor
 from fedrane import tree
 from fedrane.algorithm import sample_ratio
 from fedrane.errors import ConfigError, nearest
+from fedrane.ops import sketch
+from fedrane.ops.matrices import Array, Dense, Matrix
+from fedrane.ops.sketch import Sketches
 from fedrane.task import Client, Model
 from fedrane.tree import Tensors
 
-Array = NDArray[np.float64]
-Solver = Callable[[Array, Array, Array, float], tuple[Array, int]]
+Solver = Callable[[Matrix, Array, Array, float], tuple[Array, int]]
 """From the matrix, the powers w, a start and the tolerance to a solution and the number of iterations."""
 MAX_NEWTON_STEPS = 200
 RIDGES = {0.0: 1e-11, 1e-6: 1e-6, 1e-4: 1e-7, 1e-2: 1e-8}
@@ -63,6 +67,39 @@ def gram(base: Tensors, rows: Tensors) -> Tensor:
     return total
 
 
+class Exact(NamedTuple):
+    """Deviations, of which the Gram matrix is known."""
+
+    gram: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        return self.gram.diagonal().clamp(min=0).sqrt()
+
+    def usable(self) -> Tensor:
+        """Who has a deviation that is finite and not zero."""
+        squares = self.gram.diagonal()
+        return torch.isfinite(squares) & (squares > np.finfo(float).tiny)
+
+    def cosines(self, used: NDArray[np.bool_]) -> Matrix:
+        """Between those used."""
+        matrix = self.gram.detach().double().cpu().numpy()[np.ix_(used, used)]
+        lengths = np.sqrt(np.diag(matrix))
+        scaled = matrix / np.outer(lengths, lengths)
+        np.fill_diagonal(scaled, 1.0)
+        return Dense(scaled)
+
+    def squares(self, weights: Tensor) -> Tensor:
+        """‖Σ_k weights_k Δ_k‖² for each row of weights."""
+        used = (weights != 0).any(0)
+        inner = self.gram.double()[used][:, used]
+        return torch.stack([row @ inner @ row for row in weights[:, used]])
+
+
+def _known(gram: Tensor | Sketches) -> Exact | Sketches:
+    return gram if isinstance(gram, Sketches) else Exact(gram)
+
+
 class Agreement(NamedTuple):
     """A bargain, and the weights of the step Σ weights_k Δ_k."""
 
@@ -72,28 +109,39 @@ class Agreement(NamedTuple):
     """‖Δ_k‖."""
 
 
-def agree(gram: Tensor, ratio: Tensor, powers: Tensor | None, length: str, blend: float, solver: str) -> Agreement:
+def agree(
+    gram: Tensor | Sketches,
+    ratio: Tensor,
+    powers: Tensor | None,
+    length: str,
+    blend: float,
+    solver: str,
+    squares: Callable[[Tensor], Tensor] | None = None,
+) -> Agreement:
     """Solve the bargain, then choose the length of the step along Gp: the paper's is unrelated to the clients' steps.
 
     ``average``  the length of Σ ratio_k Δ_k; ``simplex``  Σ p = 1; ``ball``  ‖Gp‖² = Σ w, the paper's p.
-    ``blend`` is the weight of the bargain; the rest is the average by ``ratio``.
+    ``blend`` is the weight of the bargain; the rest is the average by ``ratio``. Sketches only estimate the
+    lengths of steps: give ``squares`` if these are known better.
     """
-    solution = bargain(gram, powers, solver)
+    known, solution = _known(gram), bargain(gram, powers, solver)
     p, average = solution.weights, _without(ratio, solution.excluded)
     if not solution.moves:
         weights = (1 - blend) * average
     else:
-        inner = gram.double().clone()
-        inner[list(solution.excluded)] = 0
-        inner[:, list(solution.excluded)] = 0
-        norm = (p @ inner @ p).clamp(min=1e-300).sqrt()
-        factor = {
-            "average": (average @ inner @ average).clamp(min=0).sqrt() / norm,
-            "simplex": 1 / p.sum(),
-            "ball": torch.ones_like(norm),
-        }
+        norm, usual = (squares or known.squares)(torch.stack([p, average])).clamp(min=1e-300).sqrt()
+        factor = {"average": usual / norm, "simplex": 1 / p.sum(), "ball": torch.ones_like(norm)}
         weights = blend * factor[length] * p + (1 - blend) * average
-    return Agreement(solution, weights, gram.diagonal().clamp(min=0).sqrt())
+    return Agreement(solution, weights, known.norms)
+
+
+def squares_of_sums(base: Tensors, rows: Tensors, weights: Tensor) -> Tensor:
+    """‖Σ_k weights_k Δ_k‖² for each row of weights, exactly, block by block. A client of weight zero may hold NaN."""
+    used = (weights != 0).any(0)
+    total = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+    for part, origin in tree.blocks(base, rows):
+        total += (weights[:, used] @ (part[used].double() - origin.double())).square().sum(1)
+    return total
 
 
 class Terms(NamedTuple):
@@ -101,7 +149,8 @@ class Terms(NamedTuple):
 
     ``power``: a client with n examples has bargaining power n^power; 0 makes all equal. ``length``: see `agree`.
     ``scope``: the ``model`` as one vector, each ``layer`` separately, or only the ``body`` or ``head``, with the rest
-    averaged. ``blend``: the weight of the bargain; the rest is the average.
+    averaged. ``blend``: the weight of the bargain; the rest is the average. ``gram``: the inner products of deviations
+    are ``exact``, or those of their ``sketch``es with so many numbers for each of the scope's groups.
     """
 
     power: float = 0.0
@@ -109,10 +158,17 @@ class Terms(NamedTuple):
     scope: str = "model"
     blend: float = 1.0
     solver: str = "newton"
+    gram: str = "exact"
+    sketch: int = 1024
+
+    @classmethod
+    def of(cls, method: object) -> Terms:
+        """The fields of a method that bargains."""
+        return cls(*(getattr(method, term) for term in cls._fields))
 
 
-def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[Model, dict[str, Any]]:
-    """The model after the bargain, and what to record.
+def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms, seed: int = 0) -> tuple[Model, dict[str, Any]]:
+    """The model after the bargain, and what to record. ``seed`` is the run's, for sketches.
 
     A client whose upload is not finite takes no part in anything. Statistics are averaged by sample ratio over the
     clients that took part in a bargain: bargaining weights need not sum to 1.
@@ -122,12 +178,15 @@ def negotiate(server: Model, ups: Model, cohort: Client, terms: Terms) -> tuple[
     powers = torch.where(ratio > 0, ratio**terms.power, 0.0)
     powers = powers * (ratio > 0).sum() / powers.sum().clamp(min=1e-300)  # 1 on average
     agreements: list[Agreement] = []
-    params = dict(server.params)
-    for names, bargained in _groups(ups.params, terms.scope):
+    params, round = dict(server.params), int(cohort.round[0])
+    for names, bargained in groups(ups.params, terms.scope):
         part = {name: ups.params[name] for name in names}
         weights = ratio
         if bargained:
-            agreements.append(agree(gram(params, part), ratio, powers, terms.length, terms.blend, terms.solver))
+            exact = terms.gram == "exact"
+            known = gram(params, part) if exact else sketch.sketched(params, part, terms.sketch, seed, round)
+            squares = None if exact else partial(squares_of_sums, params, part)
+            agreements.append(agree(known, ratio, powers, terms.length, terms.blend, terms.solver, squares))
             weights = agreements[-1].weights
         params |= tree.move({name: params[name] for name in names}, part, weights)
     excluded = sorted(set.intersection(*(set(a.bargain.excluded) for a in agreements))) if agreements else broken
@@ -142,7 +201,7 @@ def _without(ratio: Tensor, excluded: Sequence[int]) -> Tensor:
     return rest / rest.sum().clamp(min=1e-300)
 
 
-def _groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
+def groups(rows: Tensors, scope: str) -> list[tuple[list[str], bool]]:
     """Groups of parameter names, and whether each is bargained over or averaged."""
     if scope == "model":
         return [(list(rows), True)]
@@ -185,47 +244,47 @@ def _over(layers: list[Tensor], reduce: Callable[..., Tensor]) -> list[float]:
     return values
 
 
-def bargain(gram: Tensor, powers: Tensor | None = None, method: str = "newton") -> Bargain:
+def bargain(gram: Tensor | Sketches, powers: Tensor | None = None, method: str = "newton") -> Bargain:
     """Solve M p = w / p. ``powers`` is w (all 1 by default); ``sequential`` is the paper's convex-concave procedure.
+
+    Of sketches, M has the exact norms and the sketches' cosines. M is never formed if the sketches are more than each
+    has numbers: a hundred thousand clients can bargain.
 
     >>> bargain(torch.eye(3)).weights
     tensor([1., 1., 1.], dtype=torch.float64)
     """
     if method not in SOLVERS:
         raise ConfigError(f"solver {method!r} is not known", remedy=nearest(method, SOLVERS))
-    matrix = gram.detach().double().cpu().numpy()
-    w = np.ones(len(matrix)) if powers is None else powers.detach().double().cpu().numpy()
-    diagonal = np.diag(matrix)
-    with np.errstate(invalid="ignore"):
-        used = np.isfinite(diagonal) & (diagonal > np.finfo(float).tiny) & (w > 0)
-    weights = torch.zeros(len(matrix), dtype=torch.float64, device=gram.device)
+    known = _known(gram)
+    norms = known.norms.detach().double().cpu().numpy()
+    w = np.ones(len(norms)) if powers is None else powers.detach().double().cpu().numpy()
+    used = known.usable().cpu().numpy() & (w > 0)
+    weights = torch.zeros(len(norms), dtype=torch.float64, device=known.norms.device)
     excluded = tuple(np.flatnonzero(~used).tolist())
     if not used.any():
         return Bargain(weights, 0.0, 0, 0.0, excluded, moves=False)
-    lengths = np.sqrt(diagonal[used])
-    scaled = matrix[np.ix_(used, used)] / np.outer(lengths, lengths)
-    np.fill_diagonal(scaled, 1.0)
-    x, residual, iterations, ridge = _with_ridge(scaled, w[used], SOLVERS[method])
-    moves = float(x @ scaled @ x) > (NEGLIGIBLE_STEP * float(x.max())) ** 2
-    weights[torch.from_numpy(used)] = torch.from_numpy(x / lengths).to(gram.device)
+    cosines = known.cosines(used)
+    x, residual, iterations, ridge = _with_ridge(cosines, w[used], SOLVERS[method])
+    moves = float(x @ cosines.times(x)) > (NEGLIGIBLE_STEP * float(x.max())) ** 2
+    weights[torch.from_numpy(used)] = torch.from_numpy(x / norms[used]).to(weights.device)
     return Bargain(weights, residual, iterations, ridge, excluded, moves)
 
 
-def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, int, float]:
+def _with_ridge(matrix: Matrix, w: Array, solve: Solver) -> tuple[Array, float, int, float]:
     """The solution with the smallest ridge that works.
 
     Without a ridge there is no solution if some p ≥ 0 has Gp = 0. If Gp is nearly 0, p is so large that the rounding
     error, which grows with p², hides the solution.
     """
-    start = np.sqrt(w / np.maximum(matrix.clip(min=0).sum(1), 1.0))  # exact if all deviations are equal
+    start = np.sqrt(w / np.maximum(matrix.row_sums(), 1.0))  # exact if all deviations are equal
     total = 0
     for ridge, least in RIDGES.items():
         tolerance = max(least, SEQUENTIAL_TOLERANCE if solve is _sequential else 0.0) * max(1.0, float(w.max()))
-        ridged = matrix + ridge * np.eye(len(matrix))
-        length = np.sqrt(w.sum() / max(start @ ridged @ start, 1e-12))  # the best along this ray
+        ridged = matrix.ridged(ridge)
+        length = np.sqrt(w.sum() / max(start @ ridged.times(start), 1e-12))  # the best along this ray
         x, iterations = solve(ridged, w, start * length, tolerance)
         total += iterations
-        residual = float(np.abs(x * (ridged @ x) - w).max())
+        residual = float(np.abs(x * ridged.times(x) - w).max())
         if residual <= tolerance:
             break
         start = x / x.max()
@@ -234,24 +293,19 @@ def _with_ridge(matrix: Array, w: Array, solve: Solver) -> tuple[Array, float, i
     return x, residual, total, ridge
 
 
-def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array, int]:
+def _newton(matrix: Matrix, w: Array, x: Array, tolerance: float) -> tuple[Array, int]:
     """Damped Newton on f(x) = ½ xᵀMx − Σ w log x, in relative changes of x.
 
     With this scaling the Hessian is x M x + w, which is well conditioned even if x is badly scaled. If f has no
     minimum, x grows without bound; the iteration stops when ‖Gp‖, which is √Σw at a solution, would be negligible.
     """
-    from scipy.linalg.lapack import dposv  # slow to import
-
-    bound, least, diagonal = np.sqrt(w.sum()) / NEGLIGIBLE_STEP, float(w.min()), np.diag_indices(len(w))
-
-    def value(x: Array) -> float:
-        return float(0.5 * x @ matrix @ x - w @ np.log(x))
-
+    bound, least = np.sqrt(w.sum()) / NEGLIGIBLE_STEP, float(w.min())
     best, smallest = x, np.inf
     step = 0
     while step < MAX_NEWTON_STEPS:
         step += 1
-        gradient = x * (matrix @ x) - w
+        product = matrix.times(x)
+        gradient = x * product - w
         error = float(np.abs(gradient).max())
         if error > 0.5 * smallest and smallest <= tolerance:  # rounding allows no better
             break
@@ -259,24 +313,28 @@ def _newton(matrix: Array, w: Array, x: Array, tolerance: float) -> tuple[Array,
             best, smallest = x, error
         if error == 0.0 or x.max() > bound:
             break
-        hessian = x[:, None] * matrix * x
-        hessian[diagonal] += w
-        _, move, failed = dposv(hessian, -gradient, overwrite_a=True)
-        if failed:  # x is so large that rounding errors exceed w: treated as unbounded
+        move = matrix.newton(x, w, gradient)
+        if move is None:  # x is so large that rounding errors exceed w: treated as unbounded
             break
         length, descent = 1.0, float(gradient @ move)
         if -descent > 0.06 * least:  # otherwise the full step is safe: f / min w is self-concordant
             length = min(1.0, 0.9 / max(float(-move.min()), 1e-300))
-            before = value(x)
-            while value(x * (1 + length * move)) > before + 0.1 * length * descent and length > 1e-8:
+            away = x * move
+            rise, bend = float(away @ product), float(away @ matrix.times(away)) / 2
+
+            def change(length: float, rise: float = rise, bend: float = bend, move: Array = move) -> float:
+                return float(length * rise + length**2 * bend - w @ np.log1p(length * move))
+
+            while change(length) > 0.1 * length * descent and length > 1e-8:
                 length /= 2
         x = x * (1 + length * move)
     return (best if smallest <= tolerance else x), step
 
 
-def _sequential(matrix: Array, w: Array, start: Array, tolerance: float) -> tuple[Array, int]:
+def _sequential(system: Matrix, w: Array, start: Array, tolerance: float) -> tuple[Array, int]:
     """The paper's sequence of convex problems: minimise Σ q + φ with φ_k = log p_k q_k − log w_k ≥ 0, q = Mp, where the
     concave φ is linearised at the last p, until p no longer changes."""
+    matrix = system.dense()
     p = _feasible(matrix, w)
     if p is None:
         return start, 0
@@ -355,6 +413,8 @@ CHOICES = {
     "length": ("average", "simplex", "ball"),
     "scope": ("model", "layer", "body", "head"),
     "solver": tuple(SOLVERS),
+    "gram": ("exact", "sketch"),
 }
-RANGES = {"blend": (0, 1), "power": (0, 2)}
-"""What :class:`Terms` may be."""
+NEEDS = {"gne=True": Terms._fields, "gram=sketch": ("sketch",)}
+RANGES = {"blend": (0, 1), "power": (0, 2), **sketch.RANGES}
+"""What ``Terms`` may be, and when they have an effect."""

@@ -96,6 +96,8 @@ class Calibrated(Algorithm):
     The calibrated head is stored separately: the server and the personal models keep the frozen one.
     """
 
+    needs_classes: ClassVar[str] = "its head has a fixed direction for each class"
+
     def global_model(self, task: Task, server: State) -> Model:
         return Model(server.model.params | server.extra, server.model.stats)
 

@@ -57,8 +57,11 @@ def _embed(
 ) -> dict[int, Points | str]:
     embedded: dict[int, Points | str] = {}
     for number, line in enumerate(lines) if samples else ():
-        if not measures.measured(line.first, f"{GLOBAL}/accuracy"):
+        if not measures.measured(line.first, f"{GLOBAL}/{measures.headline([line])}"):
             embedded[number] = "no global model."
+            continue
+        if not line.first.classes:
+            embedded[number] = "no classes to colour it by."
             continue
         log(f"t-SNE of {line.name}, seed {line.first.seed}")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import operator
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +22,13 @@ from fedrane.config import effects, sources, words
 from fedrane.config.settings import NAME, Notice, addressed, by_label, dotted
 from fedrane.config.words import Words, warn
 from fedrane.data.federation import Federation
-from fedrane.data.tables import TABLE_KEYS
-from fedrane.engines.evaluation import Metrics
+from fedrane.data.tabular import TABLE_KEYS
+from fedrane.engines.evaluation import ACCURACY, Metrics, headline
 from fedrane.errors import CheckpointError, ConfigError, Diverged, nearest
 from fedrane.experiment import KEYS, Experiment, read_toml
 from fedrane.methods import METHODS, known
 from fedrane.ops.ranking import Ranking
+from fedrane.ops.regression import R2
 from fedrane.report.tables import (
     csv_text,
     mark_best,
@@ -56,10 +58,12 @@ COLUMNS = (
     ("personal last", PERSONAL, "last"),
     ("personal best", PERSONAL, "best"),
 )
-ACCURACY = "accuracy"
-MEASURES = (ACCURACY, "balanced_accuracy", "minority_accuracy", "f1", *Ranking._fields)
+ERRORS = ("rmse", "mae")
+"""In the unit of the number that is predicted; the lower the better."""
+MEASURES = (ACCURACY, "balanced_accuracy", "minority_accuracy", "f1", *Ranking._fields, R2, *ERRORS)
 """What a comparison can be by."""
-NAMES = {name: name.replace("_", " ") for name in MEASURES} | {name: name.upper() for name in ("f1", "auroc", "auprc")}
+_UPPER = ("f1", "auroc", "auprc", *ERRORS)
+NAMES = {name: name.replace("_", " ") for name in MEASURES} | {name: name.upper() for name in _UPPER} | {R2: "R²"}
 """As readers know them."""
 
 
@@ -80,6 +84,13 @@ class Cell:
         if not values:
             return cls(None, None)
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    @property
+    def error(self) -> str:
+        """As the text of an error, which has a unit of its own."""
+        if self.mean is None:
+            return "–"
+        return f"{self.mean:.4g}" if self.deviation is None else f"{self.mean:.4g} ± {self.deviation:.2g}"
 
     def __str__(self) -> str:
         if self.mean is None:
@@ -121,7 +132,20 @@ class Comparison:
     finished: bool = True
     """False if it was asked to stop: then some runs are missing."""
     metric: str = ACCURACY
-    """What the table is of, one of ``MEASURES``."""
+    """What was asked for, one of ``MEASURES``."""
+
+    @property
+    def measure(self) -> str:
+        """What the table is of: R² where a number is predicted, and no other was asked for."""
+        records = [
+            s[key]
+            for each in self.runs.values()
+            for s in each
+            for _, model, which in COLUMNS
+            if (key := f"{model}/{which}") in s
+        ]
+        numbers = any(headline(record, model) == f"{model}/{R2}" for record in records for model in (GLOBAL, PERSONAL))
+        return R2 if self.metric == ACCURACY and numbers else self.metric
 
     def by(self, metric: str) -> Comparison:
         """The same runs by another measure: ``balanced_accuracy``, ``auroc``, …"""
@@ -130,12 +154,12 @@ class Comparison:
         return replace(self, metric=metric)
 
     def cell(self, method: str, model: str, which: str) -> Cell:
-        return Cell.of(self.runs[method], model, which, self.metric)
+        return Cell.of(self.runs[method], model, which, self.measure)
 
     @property
     def columns(self) -> Sequence[tuple[str, str, str]]:
-        """Title, model and round. The best round is the one of the highest accuracy, so it is of no other measure."""
-        if self.metric == ACCURACY:
+        """Title, model and round. The best round is the one of the highest accuracy or R², and of no other measure."""
+        if self.measure in (ACCURACY, R2):
             return COLUMNS
         return [(f"{model} {NAMES[self.metric]}", model, "last") for model in (GLOBAL, PERSONAL)]
 
@@ -150,14 +174,15 @@ class Comparison:
         lost = "".join(f"; {name} diverged in some runs, which are left out" for name in self.diverged)
         meant = "".join(f"; {label} is {what}" for label, what in self.labels.items())
         missing = "" if self.finished else "; unfinished"
-        other = self.metric != ACCURACY
-        what = f"{NAMES[self.metric]} in %{', after the last round' if other else ''}"
+        other = self.measure not in (ACCURACY, R2)
+        unit = "the unit of the number" if self.metric in ERRORS else "%"
+        what = f"{NAMES[self.measure]} in {unit}{', after the last round' if other else ''}"
         absent = f"– where the method has no such model{', or its runs no such measure' if other else ''}"
         return f"{what}{over}; {absent}{lost}{meant}{missing}"
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The numbers of each method: accuracies from 0 to 1, None where there is none."""
+        """The numbers of each method, not in per cent; None where there is none."""
         made = []
         for name, summaries in self.runs.items():
             row: dict[str, Any] = {"method": name, "seeds": len(summaries)}
@@ -170,8 +195,9 @@ class Comparison:
 
     def _lines(self, mark: Callable[[str, str], str], plain: Callable[[str], str] = str) -> Iterator[list[str]]:
         """The entries as text, the best of each column marked; equal as printed is equal."""
+        text, sign = (operator.attrgetter("error"), -1) if self.metric in ERRORS else (str, 1)
         marks = [
-            mark_best({name: mean and round(mean, 4) for name in self.runs if (mean := self.cell(name, *of).mean)})
+            mark_best({name: sign * round(mean, 4) for name in self.runs if (mean := self.cell(name, *of).mean)})
             for _, *of in self.columns
         ]
         for name, summaries in self.runs.items():
@@ -180,7 +206,7 @@ class Comparison:
             ended = "diverged" if name in self.diverged else ""
             yield [
                 plain(name),
-                *(mark(str(self.cell(name, model, which)), best.get(name, "")) for (_, model, which), best in cells),
+                *(mark(text(self.cell(name, model, which)), best.get(name, "")) for (_, model, which), best in cells),
                 ended if speed is None else f"{speed:,.0f}",
             ]
 
@@ -198,7 +224,7 @@ class Comparison:
         return f"{markdown_table(self.heads, self._lines(mark_markdown))}\n{self.caption}\n"
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The numbers of :attr:`rows`; with ``path``, also written there."""
+        """The numbers of ``rows``; with ``path``, also written there."""
         rows = self.rows
         return _written(path, csv_text(list(rows[0]), [list(row.values()) for row in rows]))
 
@@ -224,7 +250,7 @@ class Comparison:
         return _written(path, "\n".join(text))
 
     def to_pandas(self) -> DataFrame:
-        """The numbers of :attr:`rows` as a data frame, with a row for each method."""
+        """The numbers of ``rows`` as a data frame, with a row for each method."""
         extras.require("pandas", "to_pandas", "pandas")
         import pandas as pd
 
@@ -345,9 +371,9 @@ def _is_same(key: str) -> bool:
     return key in SAME or key.startswith(("partition.", "skew."))
 
 
-def _different(found: str, key: str) -> ConfigError:
+def _different(problem: str, key: str) -> ConfigError:
     why = "all methods are compared on the same examples, clients and cohorts"
-    return ConfigError(found, why, f"Set {key} for all of them")
+    return ConfigError(problem, why, f"Set {key} for all of them")
 
 
 def _check_comparable(experiments: Mapping[str, Experiment]) -> None:
@@ -413,7 +439,7 @@ def _summary(folder: Folder) -> Metrics:
     summary = folder.read_json(SUMMARY)
     try:
         measured = [(model, f"{model}/{which}") for _, model, which in COLUMNS]
-        numbers = [summary[name][f"{model}/accuracy"] for model, name in measured if name in summary]
+        numbers = [summary[name][headline(summary[name], model)] for model, name in measured if name in summary]
         others = [
             summary[name].get(f"{model}/{key}") for model, name in measured if name in summary for key in MEASURES
         ]

@@ -62,7 +62,7 @@ def draw(lines: Sequence[Line], embedded: Embedded, folder: Path) -> list[Path]:
             name = "partition" if len(distinct) == 1 else f"partition-{number + 1}"
             for suffix in SUFFIXES:
                 written.append(folder / f"{name}{suffix}")
-                names = run.classes if run.knows_classes else ("all classes",)
+                names = run.classes if run.knows_classes else ("all classes" if run.classes else "examples",)
                 partition_plot.draw_counts(run.labels, names, written[-1], order=run.order.tolist())
         for name, figure in _figures(lines, embedded):
             for suffix in SUFFIXES:
@@ -117,12 +117,12 @@ def _share(x: Sequence[Axes], y: Sequence[Axes] = ()) -> None:
 # ---- lines
 
 
-def _curves(lines: Sequence[Line], measure: str = measures.ACCURACY) -> list[tuple[str, list[Curve]]]:
+def _curves(lines: Sequence[Line], measure: str = "") -> list[tuple[str, list[Curve]]]:
     return [(model, curves) for model in MODEL_TYPES if (curves := measures.curves(lines, model, measure))]
 
 
 def _accuracy(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
-    if any(len(curves) > style.MANY for _, curves in by_model):
+    if any(len(curves) > style.MAX_LINES_IN_PLOT for _, curves in by_model):
         return _each_alone(lines, by_model)
     figure, axes = _panels(len(by_model), 2, 2.6, 0.4)
     _share(axes, axes)
@@ -154,7 +154,7 @@ def _cost(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]
     _share(axes[::2], axes)
     _share(axes[1::2])
     together = [curve for _, curves in by_model for curve in curves]
-    many = any(len(curves) > style.MANY for _, curves in by_model)
+    many = any(len(curves) > style.MAX_LINES_IN_PLOT for _, curves in by_model)
     for row, (model, curves) in enumerate(by_model):
         for column, (of, scales) in enumerate((("seconds", style.SECONDS), ("sent", style.BYTES))):
             axis = axes[2 * row + column]
@@ -162,7 +162,7 @@ def _cost(lines: Sequence[Line], by_model: Sequence[tuple[str, Sequence[Curve]]]
             for curve in (curve for curve in curves if getattr(curve, of)[-1] > 0):
                 _rise(axis, curve if not many else _last(curve), getattr(curve, of)[-1 if many else 0 :] / scale)
             words = "training time" if of == "seconds" else "sent up and down"
-            what = "last accuracy, %" if many else "accuracy, %"
+            what = f"{'last ' if many else ''}{curves[0].measure}, %"
             axis.set(title=MODELS[model], xlabel=f"{words}, {unit}", ylabel=what)
     for axis in axes[:2]:
         axis.set_xlim(left=0)  # at the end: it fixes the other end as well
@@ -229,7 +229,7 @@ def _clients(lines: Sequence[Line]) -> Figure:
         axis.margins(x=0.03)
         axis.set_yticks(range(1, len(clients) + 1), [style.shorten(lines[each.line].name) for each in clients])
         axis.invert_yaxis()
-        axis.set(title=MODELS[model], xlabel="accuracy of each client, %")
+        axis.set(title=MODELS[model], xlabel=f"{measures.NAMES[measures.headline(lines)]} of each client, %")
         axis.grid(True, axis="x")
     return figure
 
@@ -256,7 +256,7 @@ def _worst(lines: Sequence[Line], by_model: Sequence[tuple[str, Worst]]) -> Figu
         names = [f"{c}\n({s})\n{count}" if several else f"{c}\n{count}" for (s, c), count in who]
         axis.set_xticks(range(len(names)), names)
         words = "client, (seed), training examples" if several else "client, training examples"
-        axis.set(title=f"{MODELS[model]}: accuracy, %", xlabel=words)
+        axis.set(title=f"{MODELS[model]}: {measures.NAMES[measures.headline(lines)]}, %", xlabel=words)
     return figure
 
 

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.engines.evaluation import Metrics
+from fedrane.engines.evaluation import ACCURACY, HEADLINES, Metrics
+from fedrane.errors import ConfigError
+from fedrane.ops.regression import R2
 from fedrane.report.comparison import Cell
 from fedrane.report.runs import Line, Run
 from fedrane.training import timing
@@ -20,7 +22,8 @@ MODEL_TYPES = (GLOBAL, PERSONAL)
 CLIENTS = {GLOBAL: "global/local_clients", PERSONAL: "personal/clients"}
 """The key of each client's accuracy on its own test examples, for the global and the personal models."""
 COSINE, WEIGHTS, RESIDUAL = "cosine", "gne/weights", "gne/residual"
-ACCURACY = "accuracy"
+NAMES = {ACCURACY: ACCURACY, R2: "R²"}
+"""The measures that methods are compared by: their keys, and their names for readers."""
 RANKED = {"AUROC": "auroc", "AUPRC": "auprc"}
 """The measures of two classes that are plotted, and their keys."""
 BOTH_CLASSES = {GLOBAL: "global/local_clients_with_both_classes", PERSONAL: "personal/clients_with_both_classes"}
@@ -31,6 +34,16 @@ MAX_TARGETS = 8
 MIN_RESIDUAL = 1e-17
 SOLVED = 1e-10
 """A residual below this is rounding error."""
+
+
+def headline(lines: Sequence[Line]) -> str:
+    """What the lines are compared by: the accuracy, or R² where a number is predicted; an error for both."""
+    runs = [run for line in lines for run in line.runs]
+    found = {name for name in HEADLINES for run in runs for model in MODEL_TYPES if measured(run, f"{model}/{name}")}
+    if len(found) > 1:
+        why = "an accuracy and an R² cannot be compared"
+        raise ConfigError("some of the runs predict classes, and others numbers", why, "Make a report on each")
+    return next(iter(found), ACCURACY)
 
 
 def measured(run: Run, key: str) -> list[Metrics]:
@@ -58,11 +71,11 @@ class Curve(NamedTuple):
     measure: str = ACCURACY
 
 
-def curves(lines: Sequence[Line], model: str, measure: str = ACCURACY) -> list[Curve]:
-    """The names of other measures are those of ``RANKED``."""
-    key = f"{model}/{RANKED.get(measure, measure)}"
-    each = (_curve(number, line, key) for number, line in enumerate(lines))
-    return [curve._replace(measure=measure) for curve in each if curve]
+def curves(lines: Sequence[Line], model: str, measure: str = "") -> list[Curve]:
+    """Of one of ``RANKED``, or of what the lines are compared by."""
+    name = RANKED.get(measure) or headline(lines)
+    each = (_curve(number, line, f"{model}/{name}") for number, line in enumerate(lines))
+    return [curve._replace(measure=measure or NAMES[name]) for curve in each if curve]
 
 
 def _curve(number: int, line: Line, key: str) -> Curve | None:
@@ -89,7 +102,8 @@ def span(curves: Sequence[Curve]) -> tuple[float, float]:
     deviations = [0.0 if c.deviation is None else c.deviation for c in curves]
     low = min(float((c.mean - deviation).min()) for c, deviation in zip(curves, deviations, strict=True))
     high = max(float((c.mean + deviation).max()) for c, deviation in zip(curves, deviations, strict=True))
-    return max(low, 0.0), min(high, 1.0)
+    lowest = -0.2 if curves[0].measure == NAMES[R2] else 0.0  # R² has no bound below: a bad start would hide the rest
+    return max(low, lowest), min(high, 1.0)
 
 
 class Envelope(NamedTuple):
@@ -147,11 +161,11 @@ class Reached(NamedTuple):
 
 def reached(lines: Sequence[Line], model: str, target: float) -> list[Reached]:
     """For each line that has such a model; NaN if no run reached the target."""
-    costs = []
+    costs, key = [], f"{model}/{headline(lines)}"
     for number, line in enumerate(lines):
-        if not any(measured(run, f"{model}/accuracy") for run in line.runs):
+        if not any(measured(run, key) for run in line.runs):
             continue
-        spent = [cost for run in line.runs if (cost := _spent(run, f"{model}/accuracy", target))]
+        spent = [cost for run in line.runs if (cost := _spent(run, key, target))]
         means = np.mean(spent, axis=0).tolist() if spent else [math.nan] * 4
         costs.append(Reached(number, len(spent), *means))
     return costs
@@ -166,7 +180,7 @@ def _spent(run: Run, key: str, target: float) -> list[float] | None:
 
 def targets(lines: Sequence[Line], model: str) -> tuple[list[float], float]:
     """Target accuracies, highest first, and the default: the highest that half of the lines reach in all runs."""
-    key = f"{model}/accuracy"
+    key = f"{model}/{headline(lines)}"
     bests = [[max(r[key] for r in records) for run in line.runs if (records := measured(run, key))] for line in lines]
     sure = sorted(min(best) for best in bests if best)
     highest = max(max(best) for best in bests if best)
@@ -214,6 +228,8 @@ class Worst(NamedTuple):
     """Their training examples."""
     accuracy: Floats
     """Lines × clients."""
+    of: int = 0
+    """How many clients all lines have."""
 
 
 def worst(lines: Sequence[Line], model: str) -> Worst:
@@ -232,7 +248,7 @@ def worst(lines: Sequence[Line], model: str) -> Worst:
     counts = {(run.seed, k): n for line in lines for run in line.runs for k, n in enumerate(run.counts.tolist())}
     order = sorted(lowest.tolist(), key=lambda i: -counts[shared[i]])
     who = [shared[i] for i in order]
-    return Worst([c.line for c in each], who, [counts[each] for each in who], table[:, order])
+    return Worst([c.line for c in each], who, [counts[each] for each in who], table[:, order], len(shared))
 
 
 def partitions(lines: Sequence[Line]) -> list[tuple[list[int], Run]]:

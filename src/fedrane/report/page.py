@@ -16,13 +16,15 @@ from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.config.effects import uses_alpha
 from fedrane.config.settings import NAME
 from fedrane.data.partition import Partitioning
+from fedrane.engines.evaluation import ACCURACY
 from fedrane.errors import printable
+from fedrane.ops.regression import R2
 from fedrane.report import measures, plots, provenance
-from fedrane.report.comparison import Cell
+from fedrane.report.comparison import ERRORS, Cell
 from fedrane.report.measures import COSINE, MODEL_TYPES, SOLVED, Curve, Grid
 from fedrane.report.plots import Plot
 from fedrane.report.runs import Line, Run, differing, in_words
-from fedrane.report.style import MANY, class_colours, colour, dash, duration, listed, size, symbol
+from fedrane.report.style import MAX_LINES_IN_PLOT, class_colours, colour, dash, duration, listed, size, symbol
 from fedrane.report.tsne import Points
 from fedrane.system import extras
 from fedrane.training.wording import count
@@ -32,6 +34,7 @@ MAX_CLASSES_IN_LEGEND = 30
 MAX_CLASSES = 200
 """With more, there is no table of recalls."""
 STROKES = {"solid": "none", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2"}
+NAMES_OF_SECTIONS = {ACCURACY: "Accuracy", R2: "R²"}
 MODELS = {GLOBAL: "Global model", "personal": "Personal models"}
 RANKED_SETS = {GLOBAL: " on the official test set", "personal": ", mean over clients"}
 TEST_SETS = {GLOBAL: "on the official test set", "personal": "each on its client’s own test examples"}
@@ -185,12 +188,13 @@ def _spread(lines: Sequence[Line]) -> str:
 
 def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
     for model in MODEL_TYPES:
-        cells = [(measures.last(line, f"{model}/accuracy"), line) for line in lines]
+        cells = [(measures.last(line, f"{model}/{measures.headline(lines)}"), line) for line in lines]
         having = [(cell.mean, cell, line) for cell, line in cells if cell.mean is not None]
         if having:
             _, cell, line = max(having, key=lambda entry: entry[0])
             best = f"Best {MODELS[model].lower()}" if len(having) > 1 else MODELS[model]
-            yield {"label": best, "value": f"{cell} %", "about": f"{line.name}, last round"}
+            about = f"{line.name}, last round" + (", R²" if measures.headline(lines) == R2 else "")
+            yield {"label": best, "value": f"{cell} %", "about": about}
     runs = sum(len(line.runs) for line in lines)
     seeds = sorted({len(line.runs) for line in lines})
     about = count(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
@@ -206,6 +210,13 @@ def _cards(lines: Sequence[Line]) -> Iterator[dict[str, str]]:
 def _results_lead(lines: Sequence[Line]) -> str:
     several = any(len(line.runs) > 1 for line in lines)
     over = "mean ± standard deviation over seeds" if several else "one seed"
+    if measures.headline(lines) == R2:
+        return (
+            f"R² in %, the share of the variance that is explained, {over}; the best of a column is bold, – is a model "
+            "that the method does not have. “Best” is chosen on the test examples themselves: quote “last”. “Worst "
+            "tenth” is the mean over the 10 % of clients with the lowest R², each against the variance of all clients’ "
+            "examples. RMSE and MAE are in the unit of the number that is predicted; the lower the better."
+        )
     return (
         f"Accuracy in %, {over}; the best of a column is bold, – is a model that the method does not have. "
         "“Best” is chosen on the test examples themselves: quote “last”. “Worst tenth” is the mean over the 10 % of "
@@ -231,12 +242,14 @@ def _positive(lines: Sequence[Line]) -> str:
 def _results(lines: Sequence[Line]) -> dict[str, Any]:
     """Groups of columns, columns and rows; empty columns are left out."""
     columns: list[tuple[str, str, list[dict[str, Any]]]] = []
+    headline = measures.headline(lines)
     for model in MODEL_TYPES:
         prefix = f"{model}/local_" if model == GLOBAL else f"{model}/"
         for name, key, pick in (
-            ("last", f"{model}/accuracy", measures.last),
-            ("best", f"{model}/accuracy", measures.best),
-            ("worst tenth", f"{prefix}accuracy_worst10", measures.last),
+            ("last", f"{model}/{headline}", measures.last),
+            ("best", f"{model}/{headline}", measures.best),
+            ("worst tenth", f"{prefix}{headline}_worst10", measures.last),
+            *((name.upper(), f"{model}/{name}", measures.last) for name in ERRORS),
             ("minority", f"{model}/minority_accuracy", measures.last),
             ("balanced", f"{model}/balanced_accuracy", measures.last),
             ("AUROC", f"{model}/auroc", measures.last),
@@ -247,7 +260,7 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
         ):
             cells = [pick(line, key) for line in lines]
             if any(cell.mean is not None for cell in cells):
-                columns.append((MODELS[model], name, _accuracies(cells)))
+                columns.append((MODELS[model], name, _compared(cells, is_error=key.endswith(ERRORS))))
     seconds = [measures.mean_seconds(line) for line in lines]
     sent = [measures.mean_total(line, "bytes_up", "bytes_down") for line in lines]
     speeds = [measures.speed(line) for line in lines]
@@ -268,12 +281,14 @@ def _results(lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _accuracies(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    top = max(cell.mean for cell in cells if cell.mean is not None)
-    rival = sum(cell.mean is not None for cell in cells) > 1
+def _compared(cells: Sequence[Cell], is_error: bool) -> list[dict[str, Any]]:
+    """A column with its best entry marked."""
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    best = min(means) if is_error else max(means)
+    texts = (cell.error if is_error else str(cell) for cell in cells)
     return [
-        _cell(cell.mean, text, rival and cell.mean == top, about)
-        for cell, (text, _, about) in ((cell, str(cell).replace("± ", "±").partition(" ")) for cell in cells)
+        _cell(cell.mean, text, len(means) > 1 and cell.mean == best, about)
+        for cell, (text, _, about) in zip(cells, (t.replace("± ", "±").partition(" ") for t in texts), strict=True)
     ]
 
 
@@ -310,16 +325,16 @@ def _accuracy(lines: Sequence[Line]) -> Section | Absent:
     if trained:
         lead += f" ◇ is the post-training stage: {listed(list(trained))}."
     layout, legend = ("multiples", "") if many else ("", "lines")
-    return Section("accuracy", "Accuracy", lead, panels, layout, legend, remarks)
+    return Section("accuracy", NAMES_OF_SECTIONS[measures.headline(lines)], lead, panels, layout, legend, remarks)
 
 
-def _curves(lines: Sequence[Line], measure: str = measures.ACCURACY) -> dict[str, list[Curve]]:
+def _curves(lines: Sequence[Line], measure: str = "") -> dict[str, list[Curve]]:
     return {model: curves for model in MODEL_TYPES if (curves := measures.curves(lines, model, measure))}
 
 
 def _are_many(by_model: Mapping[str, Sequence[Curve]]) -> bool:
     """Whether there are too many for one plot."""
-    return any(len(curves) > MANY for curves in by_model.values())
+    return any(len(curves) > MAX_LINES_IN_PLOT for curves in by_model.values())
 
 
 def _over_rounds(
@@ -328,7 +343,7 @@ def _over_rounds(
     """A plot for each type of model, or with many methods one for each method; all have the same axes."""
     together, alone = [curve for curves in by_model.values() for curve in curves], _are_many(by_model)
     for model, curves in by_model.items():
-        key = f"{curves[0].measure.lower()}-{model}"
+        key = f"{curves[0].measure.lower().replace('²', '2')}-{model}"
         if not alone:
             plot = plots.accuracy(lines, curves, together)
             yield Panel(key, MODELS[model], plot, measured_on[model], numbers=_ends(lines, curves))
@@ -370,7 +385,7 @@ def _ends(lines: Sequence[Line], curves: Sequence[Curve]) -> str:
     return ", ".join(f"{lines[c.line].name} ends at {100 * c.mean[-1]:.2f} %" for c in curves)
 
 
-def _recalls(lines: Sequence[Line]) -> Section | Absent:
+def _recalls(lines: Sequence[Line]) -> Section | Absent | None:
     panels = []
     for model in MODEL_TYPES:
         recalls = measures.recalls(lines, model)
@@ -378,6 +393,8 @@ def _recalls(lines: Sequence[Line]) -> Section | Absent:
             plot = plots.recall(lines, recalls, lines[0].first.classes)
             panels.append(Panel(f"recall-{model}", MODELS[model], plot, TEST_SETS[model]))
     if not panels:
+        if measures.headline(lines) == R2:
+            return None
         why = f"no run recorded it, the runs have different classes, or more than {MAX_CLASSES}"
         return Absent(f"Recall of each class: {why}.")
     lead = "The recall of each class after the last round, in %: the share of its examples that are recognised."
@@ -390,13 +407,15 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
     seeds = any(len(line.runs) > 1 for line in lines)
     by_model = {model: clients for model in MODEL_TYPES if (clients := measures.clients(lines, model))}
     lowest = min((float(each.accuracy.min()) for clients in by_model.values() for each in clients), default=0.0)
-    boxes, cells = [], []
+    boxes, cells, name = [], [], measures.NAMES[measures.headline(lines)]
     for model, clients in by_model.items():
-        plot = plots.distribution(lines, clients, lowest)
+        plot = plots.distribution(lines, clients, lowest, name)
         boxes.append(Panel(f"clients-{model}", MODELS[model], plot, "every client"))
         worst = measures.worst(lines, model)
         if comparable and worst.who:
-            about = f"the {len(worst.who)} clients with the lowest accuracy on average over the methods, accuracy in %"
+            about = f"the {len(worst.who)} clients with the lowest {name} on average over the methods, {name} in %"
+            if len(worst.who) == worst.of:
+                about = f"every client, {name} in %"
             cells.append(Panel(f"worst-{model}", MODELS[model], plots.worst(lines, worst, seeds), about))
     panels = boxes + cells
     if not panels:
@@ -404,10 +423,11 @@ def _clients(lines: Sequence[Line]) -> Section | Absent:
     if not comparable:
         remarks.append("The worst clients side by side are left out: the runs do not share their partitions.")
     lead = (
-        "Accuracy on each client’s own test examples after the last round. A point is a client; a box is half of them. "
+        f"{name[0].upper()}{name[1:]} on each client’s own test examples after the last round. A point is a client; a "
+        "box is half of them. "
         "Here and below, clients are in the order of their training examples, the most first."
     )
-    return Section("clients", "Clients", lead, panels, "", "" if len(lines) > MANY else "lines", remarks)
+    return Section("clients", "Clients", lead, panels, "", "" if len(lines) > MAX_LINES_IN_PLOT else "lines", remarks)
 
 
 def _cost(lines: Sequence[Line]) -> Section | Absent:
@@ -415,7 +435,7 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
     remarks: list[str] = []
     by_model = _curves(lines)
     together = [curve for curves in by_model.values() for curve in curves]
-    many = any(len(curves) > MANY for curves in by_model.values())
+    many = any(len(curves) > MAX_LINES_IN_PLOT for curves in by_model.values())
     for model, curves in by_model.items():
         for of, about in (("seconds", "over training time"), ("sent", "over bytes sent")):
             shown = [c for c in curves if getattr(c, of)[-1] > 0]
@@ -423,7 +443,7 @@ def _cost(lines: Sequence[Line]) -> Section | Absent:
                 continue
             if many:
                 plot = plots.last_cost(lines, shown, of, together)
-                about = f"last accuracy {about}; those with names are beaten in both by no other"
+                about = f"last {curves[0].measure} {about}; those with names are beaten in both by no other"
             else:
                 plot = plots.cost(lines, shown, of, together)
             key = f"{'time' if of == 'seconds' else of}-{model}"
@@ -562,7 +582,7 @@ def _partition(lines: Sequence[Line]) -> Section:
     for number, (who, run) in enumerate(distinct):
         about = f"seed {run.seed}, {count(len(run.labels), 'client')}, {int(run.labels.sum()):,} training examples"
         title = listed([lines[k].name for k in who]) if len(distinct) > 1 else "Training examples"
-        if not run.knows_classes:
+        if run.classes and not run.knows_classes:
             about += "; which classes they have does not leave the clients"
         panels.append(Panel(f"partition-{number}", title, plots.partition(run), about))
     of_class = " of each class" if any(run.knows_classes for _, run in distinct) else ""

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -29,13 +30,13 @@ _MAX_NAMED = 60  # clients: with more, not every one has a label
 
 def draw(
     partition: Partition,
-    y: NDArray[np.int64],
+    y: NDArray[Any],
     class_names: Sequence[str],
     path: str | os.PathLike[str],
     title: str = "",
 ) -> None:
     """Plot the number of examples of each class and client; the suffix of ``path`` decides: PNG, SVG or PDF."""
-    draw_counts(partition.counts(y, len(class_names)), class_names, path, title)
+    draw_counts(partition.counts(y, len(class_names)), class_names or ["examples"], path, title)
 
 
 def draw_counts(

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from fedrane.report.measures import Clients, Curve, Grid, Recalls, Residuals, Worst, cheapest, envelope, span
 from fedrane.report.runs import Line, Run
-from fedrane.report.style import BYTES, MANY, SECONDS, class_colours, colour, dash, decades, shorten, symbol, unit
+from fedrane.report.style import (
+    BYTES,
+    MAX_LINES_IN_PLOT,
+    SECONDS,
+    class_colours,
+    colour,
+    dash,
+    decades,
+    shorten,
+    symbol,
+    unit,
+)
 from fedrane.report.tsne import Points
 
 Plot = dict[str, Any]
@@ -26,6 +37,8 @@ MAX_CLASSES_IN_TABLE = 15
 """With more, there is no room for numbers in the cells."""
 MAX_TICKS = 26
 TILTED = {"tickangle": -40}
+MAX_LETTERS = 30
+"""As many stand side by side under a plot on a phone."""
 MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 MAX_NAME = 18
 """Characters of a name in a plot."""
@@ -120,6 +133,7 @@ def last_cost(lines: Sequence[Line], curves: Sequence[Curve], of: str, together:
     """The last accuracy of each line over what it cost; those that no other beats are named."""
     scale, name, x = _cost_axis(together, of)
     spent, last = [float(getattr(c, of)[-1]) for c in curves], [float(c.mean[-1]) for c in curves]
+    most = max(float(getattr(c, of)[-1]) for c in together)
     best = sorted(cheapest(spent, last), key=lambda k: spent[k])
     data = [
         {
@@ -130,7 +144,7 @@ def last_cost(lines: Sequence[Line], curves: Sequence[Curve], of: str, together:
             "x": plain([spent[k] / scale]),
             "y": plain([100 * last[k]]),
             "text": [text(lines[c.line].name, MAX_NAME)],
-            "textposition": ("bottom center", "top center")[k in best and best.index(k) % 2],
+            "textposition": f"{('bottom', 'top')[k in best and best.index(k) % 2]} {_inwards(spent[k] / most)}",
             "textfont": {"size": 11},
             "cliponaxis": False,
             "marker": {"color": colour(c.line), "symbol": symbol(c.line), "size": 10, "opacity": 0.85},
@@ -139,7 +153,14 @@ def last_cost(lines: Sequence[Line], curves: Sequence[Curve], of: str, together:
         for k, c in enumerate(curves)
     ]
     lasts = [c._replace(mean=c.mean[-1:], deviation=None) for c in together]
-    return _plot(data, 330, x, _accuracy_axis(lasts) | {"title": _title("last accuracy, %")}, hovermode="closest")
+    return _plot(
+        data, 330, x, _accuracy_axis(lasts) | {"title": _title(f"last {curves[0].measure}, %")}, hovermode="closest"
+    )
+
+
+def _inwards(place: float) -> str:
+    """The side of a point, at this share of an axis, on which there is room for a name."""
+    return "right" if place < 0.25 else "left" if place > 0.75 else "center"
 
 
 def _cost_axis(curves: Sequence[Curve], of: str) -> tuple[float, str, dict[str, Any]]:
@@ -284,8 +305,8 @@ def _with_band(lines: Sequence[Line], curve: Curve, x: list[Any], hover: str) ->
 # ---- clients
 
 
-def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: float) -> Plot:
-    """A box for each line, and a point for each client and seed; ``lowest`` accuracy of all such plots."""
+def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: float, name: str) -> Plot:
+    """A box for each line, and a point for each client and seed; ``lowest`` value of all such plots."""
     data = [
         {
             "type": "box",
@@ -308,8 +329,8 @@ def distribution(lines: Sequence[Line], clients: Sequence[Clients], lowest: floa
     ]
     y = _names(lines, [each.line for each in clients])
     room = max(4 * (1 - lowest), 0.5)
-    x = {"title": _title("accuracy, %"), "range": plain([100 * lowest - room, 100 + room])}
-    return _plot(data, 90 + (44 if len(clients) <= MANY else 30) * len(clients), x, y)
+    x = {"title": _title(f"{name}, %"), "range": plain([100 * lowest - room, 100 + room])}
+    return _plot(data, 90 + (44 if len(clients) <= MAX_LINES_IN_PLOT else 30) * len(clients), x, y)
 
 
 def _who(line: Line, clients: Clients) -> list[list[int]]:
@@ -351,7 +372,8 @@ def recall(lines: Sequence[Line], recalls: Recalls, classes: Sequence[str]) -> P
     step = math.ceil(len(classes) / MAX_MARKERS)
     shown = [text(name, 12) for name in classes[::step]]
     x = {"title": _title("class"), "tickvals": list(range(0, len(classes), step)), "ticktext": shown}
-    return _table(lines, recalls.lines, recalls.values, cells, x | ({} if max(map(len, shown)) <= 3 else TILTED))
+    fit = len(shown) * max(map(len, shown)) <= MAX_LETTERS
+    return _table(lines, recalls.lines, recalls.values, cells, x | ({} if fit else TILTED))
 
 
 def _table(
@@ -366,7 +388,9 @@ def _table(
     cells |= {"xgap": 2, "ygap": 2} if few else {"ygap": 2}
     scale = {SEQUENTIAL: {"cmin": 0, "cmax": 100, "showscale": False}}
     x = {"tickangle": 0, "showgrid": False, "ticks": "", "zeroline": False} | x
-    return _plot([cells], 120 + (34 if len(shown) <= MANY else 24) * len(shown), x, _names(lines, shown), **scale)
+    return _plot(
+        [cells], 120 + (34 if len(shown) <= MAX_LINES_IN_PLOT else 24) * len(shown), x, _names(lines, shown), **scale
+    )
 
 
 def partition(run: Run) -> Plot:
@@ -377,7 +401,7 @@ def partition(run: Run) -> Plot:
     counts = run.labels[run.order].T
     names = run.order.tolist()
     clients = list(range(len(names)))
-    x: dict[str, Any] = {"title": _title("client, the one with the most training examples first")}
+    x: dict[str, Any] = {"title": _title("client, most training examples first")}
     x |= {"showgrid": False, "zeroline": False, "tickangle": 0, **_ticks([str(name) for name in names], MAX_TICKS)}
     bars: dict[str, Any] = {
         "type": "bar",

@@ -24,7 +24,7 @@ SHOWN_COMMANDS = 2
 
 
 class Fact(NamedTuple):
-    """A title and what there is to say: words, or ``key=value`` and commands as code."""
+    """A title and its text: words, or ``key=value`` and commands as code."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[str]]]
@@ -38,7 +38,7 @@ def facts(lines: Sequence[Line]) -> list[Fact]:
     """In the order in which a reader asks; what is not known is left out."""
     entries = [entry for line in lines for run in line.runs for entry in run.sessions]
     commands = _distinct(_command(entry) for entry in entries)
-    found = [
+    candidates = [
         Fact("Not the defaults", _settings(lines, lambda key, value, default: value != default != AUTO), True),
         Fact("Default is auto", _settings(lines, lambda key, value, default: default == AUTO), True),
         Fact("Seeds", [("", [", ".join(map(str, sorted({run.seed for line in lines for run in line.runs})))])]),
@@ -47,7 +47,7 @@ def facts(lines: Sequence[Line]) -> list[Fact]:
         Fact("Date", [("", [_dates(entries)])]),
         Fact("Command", [("", commands[:SHOWN_COMMANDS])], True, commands[SHOWN_COMMANDS:]),
     ]
-    return [fact for fact in found if any(any(words) for _, words in fact.rows)]
+    return [fact for fact in candidates if any(any(words) for _, words in fact.rows)]
 
 
 def _distinct(words: Iterable[str]) -> list[str]:
@@ -76,11 +76,11 @@ def _settings(lines: Sequence[Line], wanted: Callable[[str, Any, Any], bool]) ->
 
 def _versions(entries: Sequence[Entry]) -> list[str]:
     """Each program with all its versions."""
-    found: dict[str, dict[str, None]] = {}
+    versions_of: dict[str, dict[str, None]] = {}
     for entry in entries:
         for program, version in entry.get("versions", {}).items():
-            found.setdefault(str(program), {})[str(version)] = None
-    return [f"{program} {' and '.join(versions)}" for program, versions in found.items()]
+            versions_of.setdefault(str(program), {})[str(version)] = None
+    return [f"{program} {' and '.join(versions)}" for program, versions in versions_of.items()]
 
 
 def _machine(entry: Entry) -> str:

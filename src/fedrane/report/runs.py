@@ -17,7 +17,7 @@ from fedrane.errors import CheckpointError, Diverged, printable
 from fedrane.experiment import ELSEWHERE, defaults, read_toml
 from fedrane.report.style import title
 from fedrane.training import sessions
-from fedrane.training.records import problem
+from fedrane.training.round_records import problem
 from fedrane.training.run_folder import CONFIG, METADATA, METRICS, SESSIONS, Folder, read_order
 
 OF_RUNS = (METADATA, METRICS, SESSIONS)
@@ -37,7 +37,8 @@ class Run:
     finished: bool
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Training examples of each client (row) and class (column); one column where classes are not known."""
+    """Training examples of each client (row) and class (column); one column where classes are not known, or there are
+    none."""
 
     deviations: tuple[str, ...] = ()
     """Why its result may differ from that of its settings."""
@@ -117,15 +118,17 @@ def folders_in(path: Path) -> list[Folder]:
     """The run folder of this path, or those in it."""
     if Folder(path).holds_run():
         return [Folder(path)]
-    found = [config for config in path.rglob(CONFIG) if any((config.parent / name).exists() for name in OF_RUNS)]
-    below = [Folder(config.parent) for config in sorted(found, key=lambda config: (len(config.parts), _place(config)))]
+    configs = [config for config in path.rglob(CONFIG) if any((config.parent / name).exists() for name in OF_RUNS)]
+    below = [
+        Folder(config.parent) for config in sorted(configs, key=lambda config: (len(config.parts), _position(config)))
+    ]
     if not below:
         what = f"neither it nor a folder in it has a {CONFIG}" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"{path} holds no run", what, "Name what 'fedrane run' or 'fedrane compare' has written")
     return below
 
 
-def _place(config: Path) -> tuple[Path, int, Path]:
+def _position(config: Path) -> tuple[Path, int, Path]:
     """Runs of a comparison have the order in which their methods were named, others that of their paths."""
     method = config.parent.parent
     order = read_order(method.parent)
@@ -143,7 +146,7 @@ def read(folder: Folder) -> Run:
     metadata = folder.read_metadata()
     classes = tuple(printable(str(name)) for name in metadata["inputs"]["classes"])
     labels = np.array(metadata["labels"], dtype=np.int64)
-    columns = {len(classes), 1} if _deployed(settings.get("engine")) else {len(classes)}
+    columns = {len(classes) or 1} | ({1} if _deployed(settings.get("engine")) else set())
     if labels.shape[1] not in columns:
         raise CheckpointError(f"{folder.path / METADATA}: labels of shape {labels.shape} for {len(classes)} classes")
     for record in history:

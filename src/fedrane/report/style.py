@@ -12,9 +12,9 @@ COLOURS = (
 """Visible on white and on a dark page. Any two differ, also for readers who see no red or no green."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 """Plotly's names for markers."""
-MANY = 6
+MAX_LINES_IN_PLOT = 6
 """More lines than this do not share one plot."""
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TITLES = {
     "fedavg": "FedAvg",
     "local": "Local",
@@ -142,7 +142,7 @@ def decades(values: Sequence[float], max_ticks: int = 8) -> dict[float, str]:
     """
     low, high = math.floor(math.log10(min(values))), math.floor(math.log10(max(values))) + 1
     powers = range(low, high + 1, math.ceil((high - low) / max_ticks))
-    return {float(f"1e{power}"): f"10{str(power).translate(RAISED)}" for power in powers}
+    return {float(f"1e{power}"): f"10{str(power).translate(SUPERSCRIPTS)}" for power in powers}
 
 
 def listed(names: Sequence[str]) -> str:

@@ -135,7 +135,7 @@ def _of_records(records: Iterable[Record]) -> dict[str, Speed | None]:
     """The median over similar cells. The time around the rounds is of cells that were not interrupted."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        if record["status"] == DONE and record["rows"] and "tune" not in record["settings"]:
+        if record["status"] == DONE and record.get("examples") and "tune" not in record["settings"]:
             # The first records name the engine as it was asked for.
             asked = str(record.get("engine_asked", record["engine"]))
             groups.setdefault(_like(record["settings"], record["device"], asked), []).append(record)
@@ -151,10 +151,10 @@ def _median(group: list[Record]) -> Speed:
 
     around = [r["other_seconds"] + warmup(r) for r in group if r["other_seconds"] is not None]
     return Speed(
-        over(lambda r: (r["train_seconds"] - warmup(r)) / r["rows"]),
+        over(lambda r: (r["train_seconds"] - warmup(r)) / r["examples"]),
         over(lambda r: r["eval_seconds"] / max(r["evaluations"], 1)),
         statistics.median(around) if around else 0.0,
-        over(lambda r: r["rows"] / r["rounds"] / _length(r["settings"]) / r["settings"]["participation"]),
+        over(lambda r: r["examples"] / r["rounds"] / _length(r["settings"]) / r["settings"]["participation"]),
     )
 
 

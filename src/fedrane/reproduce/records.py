@@ -16,14 +16,23 @@ from torch import Tensor
 from fedrane._version import __version__
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.config.settings import Settings
-from fedrane.engines.evaluation import Metrics
+from fedrane.engines.evaluation import Metrics, headline
 from fedrane.errors import Diverged, FedraneError
+from fedrane.ops.regression import R2
 from fedrane.report.tsne import embed, head_inputs, sample
 from fedrane.reproduce.results import DONE, FAILED, Record
 from fedrane.training import timing
 from fedrane.training.result import Result, best_of, evaluated
 
-FIGURES = ("accuracy", "balanced_accuracy", "minority_accuracy", "accuracy_mean", "accuracy_worst10", "local_accuracy")
+FIGURES = (
+    "accuracy",
+    "balanced_accuracy",
+    "minority_accuracy",
+    "accuracy_mean",
+    "accuracy_worst10",
+    "local_accuracy",
+    R2,
+)
 GRAIN = 1000
 """t-SNE positions are recorded to a thousandth of the plot's width."""
 
@@ -45,8 +54,8 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         "eval_seconds": round(sum(r["eval_seconds"] for r in history), 3),
         "other_seconds": None if wall is None else round(max(wall - within, 0.0), 3),
         "rounds": len(history),
-        "evaluations": sum(1 for r in history if f"{GLOBAL}/accuracy" in r or f"{PERSONAL}/accuracy" in r),
-        "rows": sum(r.get("train/examples", 0) for r in history),
+        "evaluations": sum(1 for r in history if headline(r, GLOBAL) or headline(r, PERSONAL)),
+        "examples": sum(r.get("train/examples", 0) for r in history),
         "bytes_up": sum(r.get("bytes_up", 0) for r in history),
         "bytes_down": sum(r.get("bytes_down", 0) for r in history),
     }
@@ -55,7 +64,7 @@ def finished(settings: Settings, result: Result, keeps: Sequence[str], wall: flo
         if measured:
             best = best_of(measured, model)
             record[model] = {"best": _figures(model, best), "last": _figures(model, measured[-1])}
-            record[model]["curve"] = [round(r[f"{model}/accuracy"], 4) for r in measured]
+            record[model]["curve"] = [round(r[headline(r, model) or ""], 4) for r in measured]
     if cosines := [r["cosine"] for r in history if r.get("cosine")]:
         spread = statistics.fmean(statistics.pstdev(_numbers(c)) for c in cosines)
         least = statistics.fmean(min(_numbers(c)) for c in cosines)
@@ -106,7 +115,8 @@ def device_name(device: str) -> str:
 def _figures(model: str, record: Metrics) -> Metrics:
     values = {name: record.get(f"{model}/{name}") for name in FIGURES}
     figures: Metrics = {"round": record["round"]} | {k: round(v, 5) for k, v in values.items() if v is not None}
-    figures["recall"] = [None if r is None else round(r, 4) for r in record[f"{model}/recall"]]
+    if recall := record.get(f"{model}/recall"):
+        figures["recall"] = [None if r is None else round(r, 4) for r in recall]
     return figures
 
 

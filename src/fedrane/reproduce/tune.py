@@ -25,6 +25,7 @@ from fedrane.config.settings import FIELD, NAME, Layer, Settings, addressed, can
 from fedrane.data import catalogue, streams
 from fedrane.data import partition as partitions
 from fedrane.data.dataset import Dataset
+from fedrane.engines.evaluation import HEADLINES
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import KEYS, Experiment
 from fedrane.reproduce.results import DONE, lock
@@ -192,14 +193,15 @@ class TrialData:
 
 
 def score(sweep: Sweep, trial: Trial, measure: str) -> float | None:
-    """The best round's validation accuracy, mean over seeds; None if a seed failed."""
+    """The best round's validation accuracy or R², mean over seeds; None if a seed failed."""
     values = []
     for cell in trial.cells:
         if sweep.status(cell) != DONE:
             return None
         record = sweep.records[cell.key]
         asked = (GLOBAL, PERSONAL) if measure == BOTH else (measure,)
-        each = [record[model][BEST]["accuracy"] for model in asked if model in record]
+        found = [record[model][BEST] for model in asked if model in record]
+        each = [figures[next(name for name in HEADLINES if name in figures)] for figures in found]
         if not each:
             raise ConfigError(f"{cell.row.name} has no {measure} model", remedy=f"Use --measure {BOTH}")
         values.append(statistics.fmean(each))
@@ -252,13 +254,16 @@ def _fits(entry: Mapping[str, Any], key: str, form: type) -> bool:
 def layer(path: Path, entries: Iterable[Mapping[str, Any]], wanted: Experiment) -> Layer | None:
     """The settings in the file for an experiment's method and dataset: for its α if there are any, else for another."""
     here = [
-        {**entry, "method": loading.absolute(entry["method"]), "dataset": _place(entry["dataset"])} for entry in entries
+        {**entry, "method": loading.absolute(entry["method"]), "dataset": _absolute_data(entry["dataset"])}
+        for entry in entries
     ]
-    found = best_settings(here, wanted.method_name, Condition(_place(wanted.dataset), wanted.partition.alpha))
-    return Layer(str(path), {NAME: wanted.method_name, **found}) if found else None
+    settings = best_settings(
+        here, wanted.method_name, Condition(_absolute_data(wanted.dataset), wanted.partition.alpha)
+    )
+    return Layer(str(path), {NAME: wanted.method_name, **settings}) if settings else None
 
 
-def _place(dataset: str) -> str:
+def _absolute_data(dataset: str) -> str:
     """A file by its absolute path: it may be named from another folder."""
     return dataset if dataset in catalogue.NAMES else str(user_path(dataset).resolve())
 

@@ -101,7 +101,7 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
                 file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-            settle(part, path)
+            move_into_place(part, path)
         finally:
             part.unlink(missing_ok=True)
 
@@ -130,7 +130,7 @@ def as_text(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def settle(part: Path, path: Path) -> None:
+def move_into_place(part: Path, path: Path) -> None:
     """Move a finished file into place; after a crash, either the old or the new file is there."""
     part.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY)

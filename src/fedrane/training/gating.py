@@ -53,5 +53,6 @@ def loss_objection(gate: Gate, record: Metrics, history: Sequence[Metrics], clas
     if loss is None:
         return ""
     earlier = next((float(r[LOSS]) for r in reversed(history) if r.get(LOSS) is not None), 0.0)
-    limit = gate.factor * max(earlier, math.log(classes))  # a model that guesses has the logarithm of the classes
+    # A model that guesses has the logarithm of the classes, or the variance of the standardised number.
+    limit = gate.factor * max(earlier, math.log(classes) if classes else 1.0)
     return "" if loss <= limit else f"its loss is {loss:.3g}, and {limit:.3g} is allowed"

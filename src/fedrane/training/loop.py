@@ -31,8 +31,8 @@ from fedrane.training.calibration import Calibration, calibrate
 from fedrane.training.callbacks import Callback
 from fedrane.training.gating import gated, loss_objection
 from fedrane.training.predictor import Inputs
-from fedrane.training.records import problem
 from fedrane.training.result import Result, last_round, stalled
+from fedrane.training.round_records import problem
 from fedrane.training.run_folder import CALIBRATION, SUMMARY, Checkpoint, Folder
 from fedrane.training.saved import read_calibration
 from fedrane.training.setup import algorithm_at
@@ -255,7 +255,7 @@ class TrainingLoop:
 
     def _diverged(self, number: int, bad: list[int]) -> Diverged:
         remedy = f"Use a smaller learning rate (lr is {self.experiment.lr}) or clip=10; "
-        remedy += "a rate or strength of the method may be too large as well"
+        remedy += "a learning rate or strength of the method may be too large as well"
         if (kind := self.experiment.attack.kind) != Attack.kind:
             remedy = f"attack.kind={kind} may be why: use a robust method or gate.kind=refuse. {remedy}"
         return Diverged(
@@ -325,7 +325,7 @@ class TrainingLoop:
         """Once: a finished run that is resumed keeps what it has."""
         if self.folder and (known := read_calibration(self.folder, result.round)):
             return known
-        if not self.calibrates:
+        if not self.calibrates or self.task.target:  # a number has no probability
             return {}
         calibrations = calibrate(result, self.federation, self._engine(result.algorithm))
         if self.folder:

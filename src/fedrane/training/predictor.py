@@ -1,4 +1,4 @@
-"""Trained models as plain modules: from inputs as they are stored to class scores."""
+"""Trained models as plain modules: from inputs as they are stored to class scores, or to the number to predict."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
-from fedrane.data import readers, tables, text
+from fedrane.data import readers, tabular, text
 from fedrane.data.columns import Table
-from fedrane.data.dataset import Dataset
+from fedrane.data.dataset import Dataset, Target
 from fedrane.data.federation import Normaliser, describe, each_of
-from fedrane.data.tables import Frame
+from fedrane.data.tabular import Frame
 from fedrane.engines import DEPLOYED
 from fedrane.errors import CheckpointError, ConfigError, DataError
 from fedrane.experiment import Experiment
@@ -45,6 +45,8 @@ class Inputs:
     """Inputs are numbers from 0 to ``vocabulary`` − 1; 0 if they are quantities."""
     alphabet: str = ""
     """Of a text: its characters, in the order of their numbers."""
+    target: Target | None = None
+    """The number that is predicted; None if classes are."""
 
     @property
     def images(self) -> bool:
@@ -64,7 +66,7 @@ class Inputs:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Inputs:
-        kind = dataset.table, dataset.vocabulary, dataset.alphabet
+        kind = dataset.table, dataset.vocabulary, dataset.alphabet, dataset.target
         return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, *kind)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,13 +80,19 @@ class Inputs:
             table = Table.from_dict(values["table"]) if values.get("table") else None
             shape, classes, mean, std = (tuple(map(convert, values[name])) for name, convert in types.items())
             vocabulary, alphabet = int(values.get("vocabulary", 0)), str(values.get("alphabet", ""))
-            return cls(shape, classes, mean, std, table, vocabulary, alphabet)
+            of = values.get("target")
+            target = Target(float(of["mean"]), float(of["std"])) if of else None
+            if bool(classes) == bool(target):
+                raise ValueError("either classes are predicted, or a number")
+            return cls(shape, classes, mean, std, table, vocabulary, alphabet, target)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{where}: the form of the inputs cannot be read: {error!r}") from error
 
 
 class Predictor(nn.Module):
-    """A trained model as a plain module: from inputs as they are stored to class scores.
+    """A trained model as a plain module: from inputs as they are stored to class scores (examples, classes).
+
+    In regression, it gives the predicted numbers (examples, 1), in the unit of the labels.
 
     Images are bytes (``uint8``) 0 … 255, or floating-point fractions 0 … 1; table rows are numbers as in the table.
     A model that was trained on a table with named columns also takes data frames and paths of CSV files, one that was
@@ -129,15 +137,21 @@ class Predictor(nn.Module):
         normalise = Normaliser(self.get_buffer("scale"), self.get_buffer("shift"), self.inputs.vocabulary)
         model = Model(dict(self.parts.named_parameters()), dict(self.parts.named_buffers()))
         mask = torch.ones(len(examples), dtype=torch.bool, device=examples.device)
-        return self._algorithm.predict(self._task, model, normalise(examples), mask)
+        scores = self._algorithm.predict(self._task, model, normalise(examples), mask)
+        return scores if (target := self.inputs.target) is None else target.mean + target.std * scores
 
-    def predict(self, x: Stored) -> list[str]:
-        """The class of each input, by its name."""
+    def predict(self, x: Stored) -> list[str] | list[float]:
+        """The class of each input, by its name; in regression, its number."""
         scores: Tensor = self(x)
+        if self.inputs.target:
+            numbers: list[float] = scores[:, 0].tolist()
+            return numbers
         return [self.inputs.classes[best] for best in scores.argmax(1).tolist()]
 
     def predict_proba(self, x: Stored) -> Tensor:
         """The probability of each class; an error if the model is not calibrated."""
+        if self.inputs.target:
+            raise ConfigError("a model of numbers gives no probabilities", "it knows no classes", "Use predict")
         if self.temperature is None:
             raise ConfigError(
                 "this model's scores are not calibrated",
@@ -157,7 +171,7 @@ class Predictor(nn.Module):
             return torch.from_numpy(text.last_window(x, self.inputs.alphabet, *self.inputs.shape)).to(self._device)
         if not isinstance(x, Tensor) and isinstance(x, (str, Path, Frame)):  # the first, for torch.compile
             table = self.inputs.require_table("the input")
-            return torch.from_numpy(table.encode(tables.read_known(x, table))).to(self._device)
+            return torch.from_numpy(table.encode(tabular.read_known(x, table))).to(self._device)
         if not isinstance(x, Tensor):
             raise DataError(f"the input is a {type(x).__name__}", "a model takes tensors", "Use torch.as_tensor(x)")
         self._check_shape(tuple(x.shape))
@@ -310,9 +324,9 @@ def read_named_inputs(path: Path, inputs: Inputs, image_size: int) -> Iterator[t
         x, names = text.last_window(before, inputs.alphabet, *shape), [str(path)]
     elif inputs.vocabulary:
         raise DataError(f"{path} is no .npz or text file", "the model takes sequences of numbers of a vocabulary")
-    elif tables.is_table(path):
+    elif tabular.is_table(path):
         table = inputs.require_table(path)
-        x = table.encode(tables.read_known(path, table))
+        x = table.encode(tabular.read_known(path, table))
         names = [f"{path}[{i}]" for i in range(len(x))]
     elif len(shape) == 1:
         raise DataError(f"{path} is no CSV or .npz file", f"the model takes table rows of {shape[0]} numbers")
@@ -324,7 +338,7 @@ def read_named_inputs(path: Path, inputs: Inputs, image_size: int) -> Iterator[t
 
 @torch.no_grad()
 def predict(model: Predictor, examples: Sequence[tuple[str, NDArray[Any]]], batch: int) -> Iterator[dict[str, Any]]:
-    """The class of each input, with its probability, or its score if the model is not calibrated.
+    """The class of each input, with its probability, or its score if the model is not calibrated; or its number.
 
     Inputs are passed in batches of ``batch``: with norm=batch a prediction depends on its batch.
     """
@@ -332,5 +346,8 @@ def predict(model: Predictor, examples: Sequence[tuple[str, NDArray[Any]]], batc
     for begin in range(0, len(examples), batch):
         names, values = zip(*examples[begin : begin + batch], strict=True)
         for name, scores in zip(names, scores_of(torch.tensor(np.stack(values))), strict=True):
+            if model.inputs.target:
+                yield {"input": name, "prediction": float(scores[0])}
+                continue
             best = int(scores.argmax())
             yield {"input": name, "class": model.inputs.classes[best], measure: float(scores[best])}

@@ -20,7 +20,7 @@ from fedrane.engines.evaluation import Metrics
 from fedrane.experiment import Experiment
 from fedrane.system import terminal
 from fedrane.training.callbacks import Callback
-from fedrane.training.wording import clock, count, describe_round, percent, speed
+from fedrane.training.wording import achieved, clock, count, describe_round, speed
 
 
 class Messages(Callback):
@@ -77,8 +77,8 @@ class ProgressBar(Messages):
 
     def round(self, record: Metrics) -> None:
         for model in (GLOBAL, PERSONAL):
-            if f"{model}/accuracy" in record:
-                self.last[model] = percent(record[f"{model}/accuracy"])
+            if value := achieved(record, model):
+                self.last[model] = value
         state = "  ".join(f"{model} [bold]{value}[/]" for model, value in self.last.items())
         self.progress.update(self.task, completed=record["round"], state=f"{state}  [dim]{speed(record)}[/]")
         if self.redraw:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedrane.algorithm import GLOBAL, PERSONAL
 from fedrane.data.federation import Federation
-from fedrane.engines.evaluation import Metrics
+from fedrane.engines.evaluation import Metrics, headline
 from fedrane.experiment import Experiment
 from fedrane.training import timing
 from fedrane.training.predictor import Models
@@ -34,24 +34,24 @@ def last_round(history: Sequence[Metrics]) -> int:
 
 
 def stalled(experiment: Experiment, history: Sequence[Metrics]) -> bool:
-    """No rise of the validation accuracy in the last ``patience`` evaluations.
+    """No rise of the validation accuracy, or R², in the last ``patience`` evaluations.
 
     Those by ``eval_every``: that of a last round would not have been made had more rounds been planned.
     """
     patience, every = experiment.patience, experiment.eval_every
     due = (r for r in history if r["round"] % every == 0)
-    seen = [r["validation/accuracy"] for r in due if r.get("validation/accuracy") is not None]
+    seen = [r[key] for r in due if (key := headline(r, "validation"))]
     return patience > 0 and len(seen) > patience and max(seen[-patience:]) <= max(seen[:-patience])
 
 
 def evaluated(history: Sequence[Metrics], whose: str) -> list[Metrics]:
     """The rounds in which that measure was taken."""
-    return [r for r in history if r.get(f"{whose}/accuracy") is not None]
+    return [r for r in history if headline(r, whose)]
 
 
 def best_of(measured: Sequence[Metrics], whose: str) -> Metrics:
-    """The round of the highest accuracy, the first of equals."""
-    return max(measured, key=lambda r: (r[f"{whose}/accuracy"], -r["round"]))
+    """The round of the highest accuracy or R², the first of equals."""
+    return max(measured, key=lambda r: (r[headline(r, whose) or ""], -r["round"]))
 
 
 def summarise(experiment: Experiment, history: Sequence[Metrics]) -> Metrics:

@@ -31,17 +31,17 @@ from fedrane.system.files import (
     as_text,
     clear_errors,
     is_ours,
+    move_into_place,
     plain_size,
     read_text,
     require_ours,
-    settle,
     take,
     user_path,
     write_atomically,
 )
 from fedrane.task import Model, State
 from fedrane.training import digests
-from fedrane.training.records import problem
+from fedrane.training.round_records import problem
 
 try:
     import fcntl
@@ -421,7 +421,7 @@ def write(path: Path, checkpoint: Checkpoint, durable: bool = True, private: boo
         part.unlink(missing_ok=True)
         raise
     if durable:
-        settle(part, path)
+        move_into_place(part, path)
     else:
         part.replace(path)
     return tensors, metadata

@@ -31,7 +31,7 @@ def read_models(folder: Folder, model: Network = None, clients: bool = True, tru
         )
     with user_code.opened(folder, trust_code) as experiment:
         experiment = at_rest(experiment)
-        task = make_task(experiment, inputs.shape, inputs.classes, model, inputs.vocabulary)
+        task = make_task(experiment, inputs.shape, inputs.classes, model, inputs.vocabulary, inputs.target)
     require_fit(task, checkpoint, folder)
     known = model is not None or task.frozen
     if known and user_code.recorded(metadata).get("network", now := sources.of_network(task)) != now:

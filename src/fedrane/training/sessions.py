@@ -104,6 +104,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def edited(first: Mapping[str, Any], experiment: Experiment) -> list[str]:
+    """How a configuration computes otherwise than when the run began, in words."""
+    now = {"engine": experiment.engine, "threads": experiment.threads}
+    return [f"{key}={value} (was {first[key]})" for key, value in now.items() if first.get(key, value) != value]
+
+
 @contextmanager
 def recorded(folder: Folder, earlier: list[Entry], entry: Entry, done: Callable[[], int]) -> Iterator[None]:
     """Write the entry now, and complete it at the end. If the process is killed, it stays without an end."""

@@ -15,10 +15,10 @@ from fedrane import data, engines, models
 from fedrane.algorithm import Algorithm
 from fedrane.config import effects, hints, settings
 from fedrane.data import partition as partitions
-from fedrane.data.dataset import Dataset
+from fedrane.data.dataset import Dataset, Target
 from fedrane.data.federation import Federation
 from fedrane.data.objects import MapStyle, Splits, handed_over
-from fedrane.data.tables import Frame, read_table
+from fedrane.data.tabular import Frame, read_table
 from fedrane.engines.processes import impossible, require_possible
 from fedrane.errors import ConfigError, nearest
 from fedrane.experiment import PYTHON, Experiment
@@ -78,7 +78,7 @@ def resolve(experiment: Experiment, dataset: Dataset, given_dataset: bool, given
         "model": PYTHON if given_model else automatic_model(experiment.model, dataset.shape, dataset.vocabulary),
         "device": str(device),
         "precision": automatic_precision(experiment.precision, device),
-        "partition": experiment.partition.resolved(dataset.client is not None, bool(dataset.alphabet)),
+        "partition": partitioning(experiment, dataset),
         **dataset.options,
     }
     return experiment.replace(**changes).set_by(experiment.origin)
@@ -127,12 +127,16 @@ def automatic_precision(name: str, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
+def partitioning(experiment: Experiment, dataset: Dataset) -> partitions.Partitioning:
+    return experiment.partition.resolved(dataset.client is not None, bool(dataset.alphabet), dataset.target is not None)
+
+
 def make_partition(experiment: Experiment, dataset: Dataset) -> partitions.Partition:
     """The experiment sets the number of clients, unless the data or a saved partition have one.
 
     A number that the user has set must then be the same.
     """
-    how = experiment.partition.resolved(dataset.client is not None, bool(dataset.alphabet))
+    how = partitioning(experiment, dataset)
     explicit = "clients" in (experiment.origin or ()) or experiment.clients != Experiment.clients
     clients = experiment.clients if explicit or not (how.file or how.kind == "natural") else 0
     return partitions.partition(dataset.y, len(dataset.classes), clients, how, experiment.seed, dataset.client)
@@ -151,9 +155,16 @@ def positive_class(name: str, classes: Sequence[str]) -> int:
 
 
 def make_task(
-    experiment: Experiment, shape: tuple[int, ...], classes: Sequence[str], given: Network, vocabulary: int = 0
+    experiment: Experiment,
+    shape: tuple[int, ...],
+    classes: Sequence[str],
+    given: Network,
+    vocabulary: int = 0,
+    target: Target | None = None,
 ) -> Task:
-    body, head = _network(experiment, shape, len(classes), given, vocabulary)
+    if target:
+        _require_regression(experiment)
+    body, head = _network(experiment, shape, len(classes) or 1, given, vocabulary)
     tf32 = experiment.precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     task = Task.build(
@@ -162,6 +173,7 @@ def make_task(
         shape,
         len(classes),
         vocabulary=vocabulary,
+        target=target,
         positive=positive_class(experiment.positive, classes),
         optimizer=_optimizer(experiment),
         norm=experiment.norm,
@@ -173,6 +185,21 @@ def make_task(
     )
     task = experiment.algorithm.prepare(task)
     return _frozen(experiment, task) if experiment.freeze else task
+
+
+def _require_regression(experiment: Experiment) -> None:
+    """Raise an error for a method or an attack that only works with classes."""
+    for algorithm in (experiment.algorithm, *experiment.algorithm.post_training()):
+        if algorithm.needs_classes:
+            raise ConfigError(
+                f"method={experiment.method_name} where a number is predicted (regression)",
+                algorithm.needs_classes,
+                "Use a method without classes, for instance fedavg or scaffold, or group the numbers into classes",
+            )
+    if experiment.attack.kind == LABELS:
+        raise ConfigError(
+            "attack.kind=labels where a number is predicted", "it exchanges classes", "Use another attack"
+        )
 
 
 def _frozen(experiment: Experiment, task: Task) -> Task:
@@ -253,7 +280,7 @@ def _extra(function: models.Factory, vocabulary: int) -> dict[str, int]:
 def make_federation(
     experiment: Experiment, dataset: Dataset, partition: partitions.Partition, given: Network
 ) -> Federation:
-    task = make_task(experiment, dataset.shape, dataset.classes, given, dataset.vocabulary)
+    task = make_task(experiment, dataset.shape, dataset.classes, given, dataset.vocabulary, dataset.target)
     shares = experiment.partition.test, experiment.validation
     split = partitions.split(partition, experiment.seed, *shares, ordered=bool(dataset.alphabet))
     dataset = replace(dataset, x=experiment.skew.applied(dataset.x, partition.clients, experiment.seed))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from fedrane.algorithm import GLOBAL, PERSONAL
-from fedrane.engines.evaluation import Metrics
+from fedrane.engines.evaluation import ACCURACY, Metrics, headline
 
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def achieved(record: Metrics, model: str) -> str:
+    """The accuracy or R² of a model; empty if it was not evaluated."""
+    if (key := headline(record, model)) is None:
+        return ""
+    return percent(record[key]) if key.endswith(ACCURACY) else f"R² {record[key]:.3f}"
 
 
 def count(number: float, word: str) -> str:
@@ -21,11 +28,7 @@ def clock(seconds: float) -> str:
 
 
 def describe_round(record: Metrics) -> str:
-    parts = [
-        f"{model} {percent(record[f'{model}/accuracy'])}"
-        for model in (GLOBAL, PERSONAL)
-        if f"{model}/accuracy" in record
-    ]
+    parts = [f"{model} {value}" for model in (GLOBAL, PERSONAL) if (value := achieved(record, model))]
     if record.get("train/loss") is not None:
         parts.append(f"loss {record['train/loss']:.4f}")
     parts.append(speed(record))

@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 from typer.testing import CliRunner
 
-from fedrane.cli.app import app as command
+from fedrane.cli.commands import app as command
 from fedrane.errors import DataError
 from fedrane.flower.app import node_examples
 from fedrane.flower.project import AppConfig

@@ -20,14 +20,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from enum import Enum, auto
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrane.data import parquet
-from fedrane.data.columns import ABSENT, Coded, Rows, Table, derive, missing_values, no_column, require_values
-from fedrane.data.dataset import CLASSES_ONLY, Dataset, hold_out_of_clients, moments
+from fedrane.data.columns import (
+    ABSENT,
+    LONGEST_TEXT,
+    Coded,
+    Rows,
+    Table,
+    derive,
+    missing_values,
+    no_column,
+    require_values,
+)
+from fedrane.data.dataset import CLASSES_ONLY, REGRESSION, Dataset, hold_out_of_clients, moments
 from fedrane.errors import ConfigError, DataError, nearest
 from fedrane.system import memory
 from fedrane.system.files import user_path
@@ -36,6 +47,8 @@ PARQUET = ".parquet"
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET)
 NONE, MEDIAN = "none", "median"
 IMPUTE = (NONE, MEDIAN)
+CLASSIFICATION = "classification"
+TASKS = (CLASSIFICATION, REGRESSION)
 
 _MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null"})
 """Cells without a value, in lower case."""
@@ -48,7 +61,8 @@ _SEPARATORS = ",;\t|"
 _GZIP = b"\x1f\x8b"
 _LONGEST_ROW = 1 << 24
 """In characters. Quoted cells may have several lines, so a row without end need not be a line without end."""
-_LONGEST_TEXT = 200
+_MANY_CLASSES = 20
+"""Of whole numbers: with more, one may want to predict them as numbers."""
 _MOST_COLUMNS = 100_000
 _CELLS_AT_ONCE = 1 << 18
 _PER_CELL = 8 + 3 * 4
@@ -89,14 +103,21 @@ class TableOptions:
     """Columns of numbers that are categories, a postcode for instance; separated as in ``drop``."""
     impute: str = NONE
     """What replaces missing values: nothing, so that they are an error, or ``median``."""
+    task: str = CLASSIFICATION
+    """Whether the label is a class, or with ``regression`` a number."""
 
     def __post_init__(self) -> None:
-        if self.impute not in IMPUTE:
-            raise ConfigError(f"impute={self.impute} is not known", remedy=nearest(self.impute, IMPUTE))
+        for key, known in (("impute", IMPUTE), ("task", TASKS)):
+            if (value := getattr(self, key)) not in known:
+                raise ConfigError(f"{key}={value} is not known", remedy=nearest(value, known))
 
     @property
     def dropped(self) -> list[str]:
         return _listed("drop", self.drop)
+
+    @property
+    def kind_of_label(self) -> Kind:
+        return Kind.NUMBER if self.task == REGRESSION else Kind.TEXT
 
     def kinds(self, names: Sequence[str], where: str) -> dict[str, Kind]:
         """How each column of a table is to be read."""
@@ -112,7 +133,7 @@ class TableOptions:
                     raise no_column(name, names, where, key)
                 if roles.setdefault(name, key) != key:
                     raise ConfigError(f"{roles[name]}={name} and {key}={name}", "a column has one use")
-                kinds[name] = Kind.SKIPPED if key == "drop" else Kind.TEXT
+                kinds[name] = Kind.SKIPPED if key == "drop" else self.kind_of_label if key == "label" else Kind.TEXT
         if not set(names) - {self.label, self.client, *self.dropped}:
             raise DataError(f"{where} has no column to predict {self.label!r} from", "", "Leave fewer columns out")
         return kinds
@@ -149,19 +170,19 @@ def from_frame(frame: Frame, label: str, **more: str) -> Dataset:
 
 def read_table(source: str | Path | Frame, options: TableOptions, like: Table | None = None) -> Dataset:
     """Read a table; ``like`` is the form of another one, if its inputs are to be the same."""
-    also = [options.label, options.client] if options.client else [options.label]
-    rows = read_known(source, like, *also) if like else _read(source, options.kinds)
+    also = {options.label: options.kind_of_label} | ({options.client: Kind.TEXT} if options.client else {})
+    rows = read_known(source, like, also) if like else _read(source, options.kinds)
     name = "frame" if isinstance(source, Frame) else Path(rows.where).name.partition(".")[0]
     return _dataset(name, rows, options, like)
 
 
-def read_known(source: str | Path | Frame, table: Table, *more: str) -> Rows:
+def read_known(source: str | Path | Frame, table: Table, more: Mapping[str, Kind] = MappingProxyType({})) -> Rows:
     """Read the columns of a table of the same form as another one, and ``more``, for instance its label."""
 
     def kinds(names: Sequence[str], where: str) -> dict[str, Kind]:
-        table.require(names, where, more)
+        table.require(names, where, [*more])
         known = {column.name: Kind.TEXT if column.categories else Kind.NUMBER for column in table.columns}
-        return {**dict.fromkeys(names, Kind.SKIPPED), **known, **dict.fromkeys(more, Kind.TEXT)}
+        return {**dict.fromkeys(names, Kind.SKIPPED), **known, **more}
 
     return _read(source, kinds)
 
@@ -176,6 +197,12 @@ def _read(source: str | Path | Frame, choose: Choose) -> Rows:
         return read_frame(frame, choose, str(path))
 
 
+def numbers_to_predict(rows: Rows, label: str) -> NDArray[np.float64]:
+    """The label of each row as a number."""
+    require_values(rows, [label], "Fill them in, or remove those rows: each needs its label")
+    return rows.numbers(label)
+
+
 def labels(rows: Rows, table: Table) -> list[str]:
     """The name of the class of each row."""
     codes, names = _classes(rows, table.label, "label")
@@ -183,9 +210,15 @@ def labels(rows: Rows, table: Table) -> list[str]:
 
 
 def _dataset(name: str, rows: Rows, options: TableOptions, like: Table | None) -> Dataset:
-    y, classes = _classes(rows, options.label, "label")
+    y: NDArray[Any]
+    classes: tuple[str, ...] = ()
+    if options.task == REGRESSION:
+        y = numbers_to_predict(rows, options.label)
+    else:
+        y, classes = _classes(rows, options.label, "label")
     clients = _classes(rows, options.client, "client")[0] if options.client else None
-    held = hold_out_of_clients(y, clients, rows.where)
+    strata = y.astype(np.int64) if classes else np.zeros(len(y), np.int64)
+    held = hold_out_of_clients(strata, clients, rows.where)
     ignored = [*([options.client] if options.client else []), *options.dropped]
     if like is None:
         _require_few_categories(rows, options, ignored)
@@ -210,8 +243,15 @@ def _dataset(name: str, rows: Rows, options: TableOptions, like: Table | None) -
         None if clients is None else clients[~held],
         table,
         asdict(options),
-        (note,) if filled else (),
+        ((note,) if filled else ()) + _maybe_numbers(rows.where, options.label, classes),
     )
+
+
+def _maybe_numbers(where: str, label: str, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """A note on classes that may be meant as numbers."""
+    if len(classes) <= _MANY_CLASSES or _whole(classes) is None:
+        return ()
+    return (f"{where}: {label!r} is read as {len(classes)} classes; task={REGRESSION} predicts it as a number",)
 
 
 def _classes(rows: Rows, name: str, key: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -349,9 +389,9 @@ class _Reader:
         """The code of a text that is seen for the first time."""
         if text.lower() in _MISSING:
             return ABSENT
-        if len(text) > _LONGEST_TEXT:
+        if len(text) > LONGEST_TEXT:
             short = f"{text[:40]}…"
-            why = f"a category has at most {_LONGEST_TEXT} characters, and other texts are not read"
+            why = f"a category has at most {LONGEST_TEXT} characters, and other texts are not read"
             raise self._error(short, place, why, f"Leave the column out: drop={self.name}")
         if self.guessed and (_number(text) is not None or _DECIMAL_COMMA.fullmatch(text)):
             raise self._mixed(text, place, "texts")

@@ -42,6 +42,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+completion.answer_the_first_tab()
 app = typer.Typer(
     cls=Group,
     help="Federated learning on non-IID data: train, compare, report, reproduce.",
@@ -60,9 +61,13 @@ def top(version: Annotated[bool, typer.Option("--version", help="Show the versio
 
 
 def _keys() -> str:
-    """All keys of an experiment."""
+    """All keys of an experiment, and the names of other libraries that are accepted for them."""
     names = ["method", f"{completion.FIELD}FIELD", *(key.name for key in reference.keys() if key.name != "method")]
-    return f"[bold]Keys:[/] {', '.join(names)}.\n\n\n\n'fedrane keys' explains them."
+    aliases = sorted(f"{alias} ({key.name})" for key in reference.keys() for alias in key.aliases)
+    return (
+        f"[bold]Keys:[/] {', '.join(names)}.\n\n\n\n[bold]Accepted too:[/] {', '.join(aliases)}."
+        "\n\n\n\n'fedrane keys' explains them."
+    )
 
 
 TRAINING, DATA, PAPER = "Training", "Data and methods", "The paper, and federations"

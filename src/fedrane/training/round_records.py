@@ -9,7 +9,7 @@ from fedrane.ops.ranking import Ranking
 
 _NUMBER = re.compile(
     r"(eval_)?seconds|samples_per_second|bytes_(up|down)|train/(loss|examples)|\w+/(local_|balanced_|minority_)?accuracy\w*"
-    rf"|\w+/(local_)?({'|'.join(('f1', 'clients_with_both_classes', *Ranking._fields))})"
+    rf"|\w+/(local_)?(r2\w*|{'|'.join(('rmse', 'mae', 'f1', 'clients_with_both_classes', *Ranking._fields))})"
 )
 """Keys whose values are added up or compared."""
 _OF_COHORT = re.compile(r"cosine|gne/weights|clients/.*")

@@ -8,7 +8,7 @@ import pytest
 
 import fedrane
 from fedrane.methods import METHODS
-from fedrane.training.records import problem
+from fedrane.training.round_records import problem
 from problems import quick, slow_except
 
 RECORD: dict[str, Any] = {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fedrane
 from fedrane import Experiment, Partitioning
-from fedrane.data import TableOptions, from_csv, from_frame, from_npz, load, tables
+from fedrane.data import TableOptions, from_csv, from_frame, from_npz, load, tabular
 from fedrane.data.columns import Column, Table
 from fedrane.data.dataset import hold_out
 from fedrane.data.readers import read_labelled
@@ -182,7 +182,7 @@ def _refused_frame(data):
     return str(caught.value)
 
 
-def test_a_run_says_what_was_imputed():
+def test_a_run_reports_what_was_imputed():
     said = []
 
     class Listener(fedrane.Callback):
@@ -228,7 +228,7 @@ def test_later_tables_are_read_by_the_names_of_their_columns(trained, tmp_path):
     few = data[data["ward"] != "day"]
     assert trained.model.predict(few) == list(np.array(expected)[data["ward"] != "day"])
     x = from_csv(as_csv(tmp_path / "t.csv"), **SAME).x
-    read = trained.inputs.table.encode(tables.read_known(as_csv(tmp_path / "t.csv", mixed), trained.inputs.table))
+    read = trained.inputs.table.encode(tabular.read_known(as_csv(tmp_path / "t.csv", mixed), trained.inputs.table))
     assert {tuple(row) for row in x.tolist()} <= {tuple(row) for row in read.tolist()}
 
 
@@ -319,7 +319,7 @@ def test_a_client_of_a_federation_reads_its_own_table(tmp_path):
 def test_a_table_like_another_has_its_form():
     whole = from_frame(frame(), **SAME)
     few = frame()[frame()["ward"] != "day"]
-    like = tables.read_table(few, TableOptions("sick", "hospital"), whole.table)
+    like = tabular.read_table(few, TableOptions("sick", "hospital"), whole.table)
     assert like.table == whole.table
     assert from_frame(few, **SAME).table != whole.table
     assert not like.x[:, 1].any()
@@ -349,8 +349,11 @@ NUMBERS = [f"{i},{i % 3}" for i in range(1, 21)]
         (["a,y", "1e39,1", *NUMBERS], "fit in float32"),
         (["a,y", "1_000,1", *NUMBERS], "the column's other cells are texts"),
         (["a,y", *(f"{i},{i / 7}" for i in range(20))], "column 'y' has 20 different values in 20 rows"),
-        (["a,y", *(f"{i},{i / 7}" for i in range(20))], "Numbers cannot be predicted (there is no regression)"),
-        (["a,y", *(f"{i},{i % 3 / 7}" for i in range(20))], "labels are classes, not measurements. Numbers cannot"),
+        (["a,y", *(f"{i},{i / 7}" for i in range(20))], "Numbers are predicted from a table, with task=regression"),
+        (
+            ["a,y", *(f"{i},{i % 3 / 7}" for i in range(20))],
+            "labels are classes, not measurements. Numbers are",
+        ),
         (["a,y", *(f"{i},p{i}" for i in range(20))], "name the class of a row, which others share."),
         (["y", *(f"{i % 2}" for i in range(20))], "no column to predict 'y' from"),
     ],
@@ -431,7 +434,7 @@ def test_a_file_that_is_not_there_and_other_formats(tmp_path):
 
 
 def test_a_line_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_LONGEST_ROW", 1000)
+    monkeypatch.setattr(tabular, "_LONGEST_ROW", 1000)
     path = written(tmp_path, "a,y", "1," + "2" * 5000)
     assert "line 2 of" in (message := refused(path))
     assert "longer than 1,000 characters" in message
@@ -440,7 +443,7 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize("begin", ['a,y\n1,"\n', '"a\n'])
 def test_a_row_of_short_lines_without_end_is_not_read_to_its_end(tmp_path, monkeypatch, begin):
     """Each line closes a quoted cell and opens another: packed they are nothing, and as one row many gigabytes."""
-    monkeypatch.setattr(tables, "_LONGEST_ROW", 10_000)
+    monkeypatch.setattr(tabular, "_LONGEST_ROW", 10_000)
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(begin.encode() + b'","\n' * 100_000))
     message = refused(path)
@@ -450,7 +453,7 @@ def test_a_row_of_short_lines_without_end_is_not_read_to_its_end(tmp_path, monke
 
 def test_rows_together_may_be_longer_than_a_row(tmp_path, monkeypatch):
     """A bound for each row, its lines in quotes, and the empty lines before it."""
-    monkeypatch.setattr(tables, "_LONGEST_ROW", 40)
+    monkeypatch.setattr(tabular, "_LONGEST_ROW", 40)
     path = written(tmp_path, "a,b,y", *['1,"two', 'lines",0', "", "2,two,1"] * 20)
     assert len(from_csv(path, label="y").y) > 20
 
@@ -464,9 +467,9 @@ def test_a_large_table_is_refused_after_its_first_part(tmp_path, monkeypatch):
     path = written(tmp_path, "a,b,y", *(f"{i},{i},{i % 2}" for i in range(200_000)))
     monkeypatch.setenv("FEDRANE_MEMORY", "0.01")
     read = []
-    monkeypatch.setattr(tables.memory, "require", lambda needed, *_: read.append(needed))
+    monkeypatch.setattr(tabular.memory, "require", lambda needed, *_: read.append(needed))
     from_csv(path, label="y")
-    whole = tables._PER_CELL * 3 * 200_000
+    whole = tabular._PER_CELL * 3 * 200_000
     assert 0.5 * whole < read[0] < 2 * whole  # from its first part, how much it will be
     monkeypatch.undo()
     monkeypatch.setenv("FEDRANE_MEMORY", "0.01")
