@@ -9,6 +9,7 @@ import torch
 
 from asserts import same_bytes
 from fedrane import tree
+from fedrane.ops import reduction
 from fedrane.task import Model, State
 
 A = State(Model({"w": torch.tensor([1.0, 2.0])}, {"m": torch.tensor([3.0])}), {"c": {"d": torch.tensor(4.0)}})
@@ -77,17 +78,29 @@ def test_move_leaves_what_no_row_names() -> None:
     assert moved["frozen"] is base["frozen"]
 
 
+def test_cosines_are_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = torch.Generator().manual_seed(0)
+    step, rows = torch.randn(5, generator=draws), torch.randn(6, 5, generator=draws)
+    expected = torch.nn.functional.cosine_similarity(rows, step).tolist()
+    for block in (tree.CPU_BLOCK_SIZE, 13, 1):
+        monkeypatch.setattr(tree, "CPU_BLOCK_SIZE", block)
+        cosines = tree.cosines({"w": step}, {"w": torch.zeros(5)}, {"w": rows})
+        assert cosines == pytest.approx(expected, abs=1e-6)
+
+
 def test_move_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the formula, with weights that do not sum to one."""
     draws = torch.Generator().manual_seed(0)
     base = {"a": torch.randn(3, 5, generator=draws), "b": torch.randn(4, generator=draws)}
     rows = {name: torch.randn(6, *p.shape, generator=draws) for name, p in base.items()}
     weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.25, 0.125])
-    for block in (tree.CPU_BLOCK_SIZE, 33, 13, 1):
-        monkeypatch.setattr(tree, "CPU_BLOCK_SIZE", block)
+    first: tree.Tensors = {}
+    for block in (reduction.BLOCK_SIZE["cpu"], 33, 13, 1):
+        monkeypatch.setitem(reduction.BLOCK_SIZE, "cpu", block)
         moved = tree.move(base, rows, weights)
         for name, p in base.items():
             torch.testing.assert_close(moved[name], p + torch.tensordot(weights, rows[name] - p, 1))
+        same_bytes(moved, first := first or moved)
 
 
 def test_columns_are_the_leaves_of_all_trees_side_by_side() -> None:

@@ -4,8 +4,8 @@ The defaults are FedAvg (McMahan et al. 2017). A method overrides only the hooks
 decide where and when the hooks run.
 
 Hooks are pure: they return new trees and never write to their arguments. Client hooks (``start`` to ``finish``,
-``predict``) do not synchronise with the host and do not branch on data, so they can be captured and stacked. ``init``
-and ``aggregate`` run on the server and may do both.
+``predict``) do not synchronise with the host and do not branch on data, so they can be captured and stacked. ``init``,
+``update`` and ``aggregate`` run on the server and may do both.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedrane import tree
 from fedrane.data import sampling
 from fedrane.errors import ConfigError
 from fedrane.kernels.dispatch import disabled
+from fedrane.ops.reduction import Partial, Summary, Term, Totals
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, prediction_loss
 from fedrane.tree import Tensors
 
@@ -161,12 +162,31 @@ class Algorithm:
         metrics = tree.scale(work.sums, 1 / work.examples.clamp(min=1))
         return Done(State(up, {}), State(self._keep(task, work.model), {}), metrics)
 
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        """What the server needs of some of a cohort's uploads, which are stacked: sums over these clients. An engine
+        adds those of all parts up. What is summed of a client must not depend on who else is in its part."""
+        size, model = cohort.size, server.model
+        return {
+            "params": Term(ups.model.params, size, model.params),
+            "stats": Term(ups.model.stats, size, model.stats),
+        }
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        """The server's next state from the sums over the whole cohort, and what to record."""
+        return server._replace(model=Model(totals["params"].mean(), totals["stats"].mean())), {}
+
     def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        """The server's next state, and what to record. Uploads are stacked, in the order of client numbers."""
-        ratio = sample_ratio(cohort)
-        params = tree.move(server.model.params, ups.model.params, ratio)
-        stats = tree.move(server.model.stats, ups.model.stats, ratio)
-        return server._replace(model=Model(params, stats)), {}
+        """The server's next state from all uploads, stacked in the order of client numbers, and what to record.
+
+        To be overridden by a method that must see every upload at once; the others override the two hooks above.
+        """
+        totals = Partial.of(self.summary(task, server, ups, cohort)).totals(len(cohort.index))
+        return self.update(task, server, totals, cohort)
+
+    @property
+    def sees_uploads(self) -> bool:
+        """Whether the server must have all uploads at once: it must where ``aggregate`` is overridden."""
+        return type(self).aggregate is not Algorithm.aggregate
 
     # ---- post-training stages and predictions
 

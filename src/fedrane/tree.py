@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedrane.ops.reduction import Partial, Term
+
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 SEPARATOR = "/"
@@ -206,22 +208,10 @@ def deviations(base: Tensor, stacked: Tensor) -> Iterator[tuple[Tensor, slice]]:
 def move(base: Tensors, rows: Tensors, weights: Tensor) -> Tensors:
     """``base + Σ_k weights_k (rows_k − base)`` for every name in ``rows``; the other tensors stay.
 
-    Computed from the deviations, so that rows equal to the base leave it unchanged to the last bit. A row of weight
-    zero may hold any value, including NaN.
+    Computed from the deviations, so that rows equal to the base leave it unchanged to the last bit, and added up in a
+    fixed order (:mod:`fedrane.ops.reduction`). A row of weight zero may hold any value, including NaN.
     """
-    used = weights != 0
-    count = int(used.sum())
-    if not count:
-        return dict(base)
-    moved = dict(base)
-    for name, stacked in rows.items():
-        total = base[name].flatten().clone()
-        for part, piece in deviations(base[name], stacked):
-            if count < len(weights):
-                part = torch.where(used[piece, None], part, 0)
-            total += weights[piece].to(part.dtype) @ part
-        moved[name] = total.reshape(base[name].shape)
-    return moved
+    return Partial.of({"": Term(rows, weights, base)}).totals(len(weights))[""].added(base)
 
 
 def as_saved(leaf: Tensor) -> Tensor:

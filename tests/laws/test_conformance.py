@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedrane import Algorithm, tree
-from fedrane.algorithm import PERSONAL, Done, Outcome, Work
+from fedrane.algorithm import PERSONAL, Done, Outcome, Work, sample_ratio
 from fedrane.methods import METHODS
+from fedrane.ops.reduction import Summary
 from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy
 from fedrane.testing import conformance
 from problems import EVERY_METHOD
@@ -70,6 +71,13 @@ class FirstWins(Algorithm):
         averaged, record = super().aggregate(task, server, ups, cohort)
         first = {name: examples[0] for name, examples in ups.model.stats.items()}
         return averaged._replace(model=Model(averaged.model.params, first)), record
+
+
+class SharesOfItsPart(Algorithm):
+    """Counts a client by its share of the examples of those that are summed with it."""
+
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        return super().summary(task, server, ups, cohort._replace(size=sample_ratio(cohort)))
 
 
 class InPlace(Algorithm):
@@ -273,6 +281,7 @@ MUTANTS = {
     "one_seed_gives_the_same_bytes": Global,
     "another_seed_gives_another_result": Deaf,
     "order_of_clients_is_irrelevant": FirstWins,
+    "parts_of_a_cohort_add_up": SharesOfItsPart,
     "hooks_leave_their_inputs_unchanged": InPlace,
     "client_hooks_read_no_values": Reads,
     "state_survives_a_checkpoint": Forgetful,

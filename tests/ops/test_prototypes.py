@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fedrane.ops.prototypes import Nearest, mean_by_class
+from fedrane.ops.prototypes import Nearest, mean_by_class, weighted
 from problems import DOUBLE
 
 POINTS = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0], [9.0, 9.0]], dtype=DOUBLE)
@@ -22,9 +22,10 @@ def test_the_mean_by_hand() -> None:
     """A weight of zero takes no part, whatever stands there; a class that nobody has is not present."""
     nan = math.nan
     prototypes = torch.tensor([[[1.0, 2.0], [nan, nan], [0.0, 0.0]], [[4.0, 8.0], [5.0, 6.0], [0.0, 0.0]]])
-    means, present = mean_by_class(prototypes, torch.tensor([[1.0, 0.0, 0.0], [2.0, 7.0, 0.0]]))
+    summed = weighted(prototypes, torch.tensor([[1.0, 0.0, 0.0], [2.0, 7.0, 0.0]]))
+    means, present = mean_by_class(**{name: each.sum(0) for name, each in summed.items()})
     assert present.tolist() == [True, True, False]
-    torch.testing.assert_close(means, torch.tensor([[3.0, 6.0], [5.0, 6.0], [0.0, 0.0]]))
+    torch.testing.assert_close(means, torch.tensor([[3.0, 6.0], [5.0, 6.0], [0.0, 0.0]], dtype=DOUBLE))
 
 
 def test_scores_are_squared_distances() -> None:

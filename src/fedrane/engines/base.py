@@ -18,7 +18,8 @@ from fedrane.data.sampling import Span
 from fedrane.engines import evaluation
 from fedrane.engines.evaluation import Metrics, Predicted
 from fedrane.errors import FedraneError
-from fedrane.task import Client, Model, State
+from fedrane.ops.reduction import Partial
+from fedrane.task import Client, Model, State, Task
 
 COLUMNS = ("index", "size", "steps", "round", "lr")
 """What a server knows of each client of a cohort."""
@@ -28,6 +29,7 @@ class Trained(NamedTuple):
     """A round's training: what arrived at the server, in the order of client numbers."""
 
     ups: State
+    """Empty if the engine was asked to sum them up: then ``sums`` has what is left of them."""
     cohort: Client
     client_states: dict[int, State]
     """To be committed when the uploads have been aggregated."""
@@ -42,6 +44,28 @@ class Trained(NamedTuple):
     """Clients whose replies could not be used, and why."""
     clipped: Mapping[str, str] = MappingProxyType({})
     """Clients whose uploads the gate has scaled down, and why."""
+    sums: Sums | None = None
+
+
+class Sums:
+    """The uploads of a round, summed up as they come, in the order of client numbers."""
+
+    def __init__(self, algorithm: Algorithm, task: Task, server: State) -> None:
+        self.algorithm, self.task, self.server = algorithm, task, server
+        self.finite: list[bool] = []
+        """Whether each client's upload was."""
+        self._partial: Partial | None = None
+
+    def add(self, ups: State, cohort: Client) -> None:
+        """The stacked uploads of the next clients."""
+        part = Partial.of(self.algorithm.summary(self.task, self.server, ups, cohort), len(self.finite))
+        self._partial = part if self._partial is None else self._partial + part
+        self.finite += tree.finite_rows(ups) or [True] * len(cohort.index)
+
+    def update(self, cohort: Client) -> tuple[State, dict[str, Any]]:
+        """The server's step from them."""
+        assert self._partial is not None  # noqa: S101 - no engine trains an empty cohort
+        return self.algorithm.update(self.task, self.server, self._partial.totals(len(self.finite)), cohort)
 
 
 def joined(parts: Sequence[Trained]) -> Trained:
@@ -76,9 +100,19 @@ class Engine(Protocol):
     """Runs a method's hooks for the clients of a federation."""
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
-        """Train these clients from the server's state; ``client_states`` has those of clients that trained before."""
+        """Train these clients from the server's state; ``client_states`` has those of clients that trained before.
+
+        With ``reduce`` it may give the sums of their uploads instead of all of these.
+        """
 
     def evaluate(self, server: State, client_states: Mapping[int, State], round: int) -> Metrics:
         """Every measure of :mod:`fedrane.engines.evaluation` that the method's models allow, over all clients."""
@@ -92,7 +126,14 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained: ...
 
     @abstractmethod

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from io import BytesIO
@@ -29,7 +29,7 @@ from torch import Tensor
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation
 from fedrane.engines.sequential import Sequential
-from fedrane.engines.threaded import Worker
+from fedrane.engines.threaded import AHEAD, Worker, submitted
 from fedrane.errors import ConfigError, FedraneError, portable
 
 T = TypeVar("T")
@@ -62,10 +62,22 @@ class Processes(Sequential):
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
         longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
+        return list(self._submitted(work, items, longest_first, len(items)))
+
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+        return self._submitted(work, items, range(len(items)), AHEAD * self.number)
+
+    def _submitted(
+        self, work: Callable[[Sequential, int], T], items: Sequence[int], order: Sequence[int], ahead: int
+    ) -> Iterator[T]:
         with _memory() as file:
 
-            def one(position: int) -> _Packed:
-                return _pack(work(self.worker, items[position]), file, position * MAX_RESULT_BYTES)
+            def one(position: int) -> _Packed:  # what was there before has been read
+                return _pack(work(self.worker, items[position]), file, position % ahead * MAX_RESULT_BYTES)
+
+            def submit(position: int) -> Future[_Packed]:
+                with _uninterrupted():
+                    return pool.submit(_do, position)
 
             with ProcessPoolExecutor(
                 max_workers=max(1, min(self.number, len(items))),
@@ -74,9 +86,8 @@ class Processes(Sequential):
                 initargs=(os.getpid(), one),
             ) as pool:
                 try:
-                    with _uninterrupted():
-                        futures = {position: pool.submit(_do, position) for position in longest_first}
-                    return [_unpack(futures[position].result(), file) for position in range(len(items))]
+                    for packed in submitted(submit, order, ahead):
+                        yield _unpack(packed, file)
                 except BaseException as error:  # an interrupt as well: what is being computed is not waited for
                     with _uninterrupted():
                         for child in list((pool._processes or {}).values()):

@@ -281,7 +281,14 @@ class Ray(LocalEngine):
         raise ConfigError("engine=ray without workers", "they last as long as a run", "Run inside engines.opened(…)")
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
         clients = sorted(clients)
         costs = [self.federation.examples_trained([k], epochs) for k in clients]

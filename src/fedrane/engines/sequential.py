@@ -18,11 +18,12 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool
 from fedrane.data.sampling import Span
-from fedrane.engines.base import COLUMNS, LocalEngine, Trained, require_same_metrics
+from fedrane.engines.base import COLUMNS, LocalEngine, Sums, Trained, require_same_metrics
 from fedrane.engines.evaluation import Predicted, against
 from fedrane.task import Batch, Client, Context, Model, State
 
 T = TypeVar("T")
+NOTHING = State(Model({}, {}), {})
 MAX_PREDICT_EXAMPLES = 1024
 """Examples predicted at a time, if predictions do not depend on the batch."""
 
@@ -33,7 +34,14 @@ class Sequential(LocalEngine):
         self._reported: set[str] = set()
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
         def one(engine: Sequential, k: int) -> tuple[Client, Done, int, str]:
             client = engine.federation.client(k, round, lr, epochs)
@@ -43,16 +51,30 @@ class Sequential(LocalEngine):
 
         clients = sorted(clients)
         sizes = [len(self.federation.split.train[k]) for k in clients]
-        cohort, done, down, messages = zip(*self.each(one, clients, sizes), strict=True)
+        sums = Sums(self.algorithm, self.federation.task, server) if reduce else None
+        ups, cohort, kept, metrics, messages = list[State](), list[Client](), {}, [], []
+        bytes_down = bytes_up = 0
+        results = self.in_order(one, clients) if sums else self.each(one, clients, sizes)
+        for k, (client, done, down, message) in zip(clients, results, strict=True):
+            if sums:
+                sums.add(tree.stack([done.up]), stack_clients([client]))
+            else:
+                ups.append(done.up)
+            cohort.append(client)
+            kept[k] = done.client_state
+            metrics.append(done.metrics)
+            messages.append(message)
+            bytes_down, bytes_up = bytes_down + down, bytes_up + tree.nbytes(done.up)
         return Trained(
-            ups=tree.stack([d.up for d in done]),
+            ups=NOTHING if sums else tree.stack(ups),
             cohort=stack_clients(cohort),
-            client_states={k: d.client_state for k, d in zip(clients, done, strict=True)},
-            metrics=metrics_of_all(clients, [d.metrics for d in done]),
+            client_states=kept,
+            metrics=metrics_of_all(clients, metrics),
             examples=self.federation.examples_trained(clients, epochs),
-            bytes_down=sum(down),
-            bytes_up=sum(tree.nbytes(d.up) for d in done),
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
             messages=self.once(messages),
+            sums=sums,
         )
 
     message = ""
@@ -67,6 +89,10 @@ class Sequential(LocalEngine):
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
         """The results of ``work`` for each item; ``sizes`` are the relative costs."""
         return [work(self, item) for item in items]
+
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+        """The results one by one, in the order of the items; few are there at a time, however many items there are."""
+        return (work(self, item) for item in items)
 
     def context(self, server: State, client_state: State | None, client: Client) -> Context:
         task, algorithm = self.federation.task, self.algorithm

@@ -31,10 +31,10 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Work
 from fedrane.data.federation import Federation, Pool, each_of
 from fedrane.data.sampling import Span
-from fedrane.engines.base import LocalEngine, Trained
+from fedrane.engines.base import LocalEngine, Sums, Trained
 from fedrane.engines.evaluation import Predicted, against
 from fedrane.engines.replay import overwrite
-from fedrane.engines.sequential import Sequential, not_replayed
+from fedrane.engines.sequential import NOTHING, Sequential, not_replayed, stack_clients
 from fedrane.engines.static_step import StaticStep
 from fedrane.kernels.stacked_mode import stacked_mode
 from fedrane.task import Batch, Client, Context, Model, State
@@ -286,19 +286,34 @@ class Stacked(LocalEngine):
     # ---- training
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
         if not self.one_by_one:
+            sums = Sums(self.algorithm, self.federation.task, server) if reduce else None
             try:
-                return self._train(server, client_states, sorted(clients), round, lr, epochs)
+                return self._train(server, client_states, sorted(clients), round, lr, epochs, sums)
             except NotStackable as reason:
                 self.one_by_one, self._stacks = True, {}
                 name = type(self.algorithm).__name__
                 warnings.warn(f"{name} runs one client at a time, which is slower: {reason}", stacklevel=2)
-        return self.sequential.train_round(server, client_states, clients, round, lr, epochs)
+        return self.sequential.train_round(server, client_states, clients, round, lr, epochs, reduce)
 
     def _train(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        sums: Sums | None,
     ) -> Trained:
         federation = self.federation
         cohort = federation.cohort(clients, round, lr, epochs)
@@ -309,21 +324,31 @@ class Stacked(LocalEngine):
                 return [self.sequential.context(server, client_states.get(k), who[position[k]]) for k in clients]
 
         plans = self._plan(clients, round, epochs)
-        order = sorted(clients, key=lambda k: (-len(plans[k][0]), k))
+
+        def longest_first(clients: list[int]) -> list[int]:
+            return sorted(clients, key=lambda k: (-len(plans[k][0]), k))
+
+        order = longest_first(clients)
         self._slots = self._slots or self._choose_slots(lambda: contexts(order[:2]), plans[order[0]], len(clients))
-        chunks = [order[begin : begin + self._slots] for begin in range(0, len(order), self._slots)]
+        queue = clients if sums else order  # sums go by the order of clients, and so only wait for those of a chunk
+        chunks = [longest_first(queue[begin : begin + self._slots]) for begin in range(0, len(queue), self._slots)]
         self._make_stacks([[plans[k] for k in chunk] for chunk in chunks])
-        parts, down = [], 0
+        parts, down, up = list[Done](), 0, 0
         for chunk in chunks:
             received = contexts(chunk)  # not of all clients at once: some methods send much to each
-            parts += self._train_chunk(received, [plans[k] for k in chunk])
+            done = _in_order(self._train_chunk(received, [plans[k] for k in chunk]), [position[k] for k in chunk])
+            up += tree.nbytes(done.up)
+            if sums:
+                sums.add(done.up, stack_clients([who[position[k]] for k in sorted(chunk)]))
+                done = done._replace(up=NOTHING)
+            parts.append(done)
             firsts = [k not in client_states for k in chunk]  # what can be stacked has one size, but for who is new
             for first in set(firsts):
                 arriving = self.sequential.arriving(received[firsts.index(first)].down, first)
                 down += firsts.count(first) * tree.nbytes(arriving)
         if len(clients) == federation.population:  # while the device is still computing
             self._plans = {(round + 1, epochs): self._plan(clients, round + 1, epochs)}
-        done = _in_order(parts, [position[k] for k in order])
+        done = _in_order(parts, [position[k] for chunk in chunks for k in sorted(chunk)])
         return Trained(
             ups=done.up,
             cohort=cohort._replace(labels=None),
@@ -331,8 +356,9 @@ class Stacked(LocalEngine):
             metrics={name: values.tolist() for name, values in done.metrics.items()},
             examples=federation.examples_trained(clients, epochs),
             bytes_down=down,
-            bytes_up=tree.nbytes(done.up),
+            bytes_up=up,
             messages=self._new_messages(),
+            sums=sums,
         )
 
     def _new_messages(self) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ compute; two clients on one thread each do not. The hooks and their order are th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ from fedrane.engines.static_step import StaticStep
 from fedrane.task import Batch, Context
 
 T = TypeVar("T")
+AHEAD = 4
+"""Results of each worker that may wait for one that comes before them in a sum."""
 
 
 class Threaded(Sequential):
@@ -38,6 +40,15 @@ class Threaded(Sequential):
             self.idle.put(Worker(algorithm, federation))
 
     def each(self, work: Callable[[Sequential, int], T], items: Sequence[int], sizes: Sequence[int]) -> list[T]:
+        longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
+        return list(self._submitted(work, items, longest_first, len(items)))
+
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+        return self._submitted(work, items, range(len(items)), AHEAD * self.threads)
+
+    def _submitted(
+        self, work: Callable[[Sequential, int], T], items: Sequence[int], order: Sequence[int], ahead: int
+    ) -> Iterator[T]:
         def one(position: int) -> T:
             worker = self.idle.get()
             try:
@@ -47,13 +58,22 @@ class Threaded(Sequential):
 
         before = torch.get_num_threads()
         with ThreadPoolExecutor(self.threads, "client", _one_thread) as pool:
-            longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
-            futures = {position: pool.submit(one, position) for position in longest_first}
             try:
-                return [futures[position].result() for position in range(len(items))]
+                yield from submitted(lambda position: pool.submit(one, position), order, ahead)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
                 torch.set_num_threads(before)  # for threads that others start later
+
+
+def submitted(submit: Callable[[int], Future[T]], order: Sequence[int], ahead: int) -> Iterator[T]:
+    """The results of all positions, from the first; they are submitted in this order, ``ahead`` of the one that is next
+    at most. So many are there at a time."""
+    futures: dict[int, Future[T]] = {}
+    for position in range(len(order)):
+        while len(futures) + position < min(position + ahead, len(order)):
+            following = order[len(futures) + position]
+            futures[following] = submit(following)
+        yield futures.pop(position).result()
 
 
 class Worker(Sequential):

@@ -66,9 +66,16 @@ class FlowerEngine:
         self._template: tuple[State, Mapping[str, torch.Tensor]] | None = None
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
-        """A round with those who reply; what cannot be used is left out, logged and recorded."""
+        """A round with those who reply; what cannot be used is left out, logged and recorded. All uploads are kept."""
         messages = MessageBuilder(self, server, client_states, round, lr, epochs)
         replies: dict[int, ClientReply] = {}
         refused: dict[int, str] = {}

@@ -229,7 +229,14 @@ class SimulationEngine:
         self._nodes: FlowerEngine | None = None
 
     def train_round(
-        self, server: State, client_states: Mapping[int, State], clients: list[int], round: int, lr: float, epochs: Span
+        self,
+        server: State,
+        client_states: Mapping[int, State],
+        clients: list[int],
+        round: int,
+        lr: float,
+        epochs: Span,
+        reduce: bool = False,
     ) -> Trained:
         if self._nodes is None:
             self._nodes = self._connect()

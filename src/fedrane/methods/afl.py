@@ -20,12 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedrane import tree
+from torch.nn.functional import one_hot
+
 from fedrane.algorithm import Grid
 from fedrane.errors import check_ranges
 from fedrane.ops import simplex
 from fedrane.ops.received import ReceivedLoss
-from fedrane.task import Client, Model, Roster, State, Task
+from fedrane.ops.reduction import Summary, Term, Totals
+from fedrane.task import Client, Roster, State, Task
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,22 @@ class AFL(ReceivedLoss):
         sizes = roster.sizes.double()
         return super().init(task, roster)._replace(extra={"mixture": sizes / sizes.sum().clamp(min=1)})
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
         mixture, loss = server.extra["mixture"], ups.extra["loss"].double()
+        losses = one_hot(cohort.index, cohort.population) * loss[:, None]
+        return {
+            **super().summary(task, server, ups, cohort),
+            "params": Term(ups.model.params, mixture[cohort.index], server.model.params),
+            "losses": Term({"of": losses}),
+        }
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
+        mixture, loss = server.extra["mixture"], totals["losses"].sums["of"][cohort.index]
         present = mixture[cohort.index]
         weights = present / present.sum().clamp(min=1e-300)
-        params = tree.move(server.model.params, ups.model.params, weights)
         ascent = self.mixture_lr * cohort.population / len(loss) * (loss - loss.mean())
         mixture = simplex.projection(mixture.index_add(0, cohort.index, ascent))
         if not weights.any():
             record |= {"messages": ["no client of this round counts in the mixture: the server does not move"]}
-        return State(Model(params, averaged.model.stats), {"mixture": mixture}), record | {"afl/weights": weights}
+        return averaged._replace(extra={"mixture": mixture}), record | {"afl/weights": weights}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Grid
 from fedrane.errors import check_ranges
+from fedrane.ops.reduction import Totals
 from fedrane.task import Client, Model, Roster, State, Task
 
 
@@ -37,8 +38,8 @@ class FedAvgM(Algorithm):
         start = super().init(task, roster)
         return start._replace(extra={"momentum": tree.zeros_like(self.exchanged(task, start.model.params))})
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
         before, after, kept = server.model.params, averaged.model.params, server.extra["momentum"]
         momentum = {name: self.momentum * m + (after[name] - before[name]) for name, m in kept.items()}
         params = before | {name: before[name] + self.global_lr * m for name, m in momentum.items()}

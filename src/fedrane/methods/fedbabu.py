@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm, Choices, Done, Grid, Span, Work
 from fedrane.errors import check_choices, check_ranges
+from fedrane.ops.reduction import Summary, Totals
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
 
@@ -68,7 +69,10 @@ class Tuning(FedBABU):
         done = super().finish(task, ctx, work)
         return done._replace(up=State(Model({}, {}), {}), client_state=State(work.model, {}))
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        return {}
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
         return server, {}
 
     def local_epochs(self, epochs: Span) -> Span:

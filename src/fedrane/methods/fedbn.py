@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fedrane.algorithm import PERSONAL, Algorithm
+from fedrane.ops.reduction import Totals
 from fedrane.task import Client, Context, Model, State, Task
 
 
@@ -30,8 +31,8 @@ class FedBN(Algorithm):
     def prepare(self, task: Task) -> Task:
         return replace(task, norm="local") if task.norm == "shared" else task
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
         if int(cohort.round.min()) == 1 and not any(map(task.private, task.norm_names)):
             why = "the network has no BatchNorm" if task.norm == "local" else f"norm={task.norm} keeps no layer local"
             record["messages"] = [f"FedBN is FedAvg here: {why}"]

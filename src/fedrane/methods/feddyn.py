@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import check_ranges
 from fedrane.ops import adam
+from fedrane.ops.reduction import Summary, Term, Totals
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 
 
@@ -67,10 +67,13 @@ class FedDyn(Algorithm):
         }
         return done._replace(client_state=done.client_state._replace(extra={"dual": dual}))
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
-        equal = torch.full_like(cohort.lr, 1 / len(cohort.index), dtype=torch.float64)
-        mean = tree.move(server.model.params, ups.model.params, equal)
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        equally = Term(ups.model.params, base=server.model.params)
+        return {**super().summary(task, server, ups, cohort), "params": equally}
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
+        mean = averaged.model.params
         share = self.strength * len(cohort.index) / cohort.population
         before, dual = server.model.params, server.extra["dual"]
         dual = {name: value - share * (mean[name] - before[name]) for name, value in dual.items()}

@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrane import tree
 from fedrane.algorithm import Algorithm, sample_ratio
 from fedrane.ops import adam
+from fedrane.ops.reduction import Summary, Term, Totals
 from fedrane.task import Client, Model, State, Task
 
 
@@ -35,12 +35,21 @@ class FedNova(Algorithm):
         adam.require(task.optimizer, ("sgd",), "fednova", why)
         return task
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
-        ratio, added = sample_ratio(cohort), added_gradients(cohort.steps.double(), task.sgd.momentum)
-        effective = (ratio * added).sum()
-        params = tree.move(server.model.params, ups.model.params, ratio * effective / added.clamp(min=1))
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        weights = cohort.size / self._added(task, cohort).clamp(min=1)
+        return {
+            **super().summary(task, server, ups, cohort),
+            "params": Term(ups.model.params, weights, server.model.params),
+        }
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
+        effective = (sample_ratio(cohort) * self._added(task, cohort)).sum()
+        params = totals["params"].added(server.model.params, effective, cohort.size.sum().clamp(min=1))
         return server._replace(model=Model(params, averaged.model.stats)), record | {"nova/steps": effective}
+
+    def _added(self, task: Task, cohort: Client) -> Tensor:
+        return added_gradients(cohort.steps.double(), task.sgd.momentum)
 
 
 def added_gradients(steps: Tensor, momentum: float) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedrane.algorithm import Algorithm, Grid, Outcome
 from fedrane.errors import check_ranges
+from fedrane.ops.reduction import Totals
 from fedrane.task import Batch, Client, Context, Model, State, Task, cross_entropy, masked_mean, one_hot
 
 
@@ -57,8 +58,8 @@ class FedNTD(Algorithm):
         distillation = masked_mean(forgotten, batch.mask)
         return loss + self.strength * distillation, Outcome(net.stats, {"loss": loss, "distillation": distillation})
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        after, record = super().aggregate(task, server, ups, cohort)
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        after, record = super().update(task, server, totals, cohort)
         if task.classes == 2 and int(cohort.round.min()) == 1:
             record["messages"] = ["FedNTD on two classes is FedAvg: the one that is not true has probability 1"]
         return after, record

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedrane import tree
 from fedrane.algorithm import Algorithm, Grid
 from fedrane.errors import check_ranges
+from fedrane.ops.reduction import Totals
 from fedrane.task import Client, Model, Roster, State, Task
 
 
@@ -48,8 +49,8 @@ class FedAdagrad(Algorithm):
         zero = tree.zeros_like(self.exchanged(task, start.model.params))
         return start._replace(extra={"momentum": zero, "variance": tree.map(lambda z: z + self.floor**2, zero)})
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
         before, after = server.model.params, averaged.model.params
         m, v = server.extra["momentum"], server.extra["variance"]
         change = {name: after[name] - before[name] for name in m}

@@ -31,7 +31,8 @@ from torch import Tensor
 from fedrane import tree
 from fedrane.algorithm import PERSONAL, Algorithm, Choices, Done, Grid, Outcome, Work
 from fedrane.errors import check_choices, check_ranges
-from fedrane.ops.prototypes import Nearest, mean_by_class
+from fedrane.ops.prototypes import Nearest, mean_by_class, weighted
+from fedrane.ops.reduction import Summary, Term, Totals
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task, cross_entropy, masked_mean
 
 
@@ -101,11 +102,13 @@ class FedProto(Algorithm):
         weights = counts if self.weighting == "examples" else (counts > 0).to(counts.dtype)
         return done._replace(up=State(done.up.model, {"prototypes": prototypes, "weights": weights}))
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        means, present = mean_by_class(ups.extra["prototypes"], ups.extra["weights"])
-        prototypes = torch.where(present[:, None], means, server.extra["prototypes"])
-        known = torch.where(present, torch.ones_like(server.extra["known"]), server.extra["known"])
-        return server._replace(extra={"prototypes": prototypes, "known": known}), {}
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        return {"classes": Term(weighted(**ups.extra))}
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        (means, present), before = mean_by_class(**totals["classes"].sums), server.extra
+        prototypes = torch.where(present[:, None], means.to(task.dtype), before["prototypes"])
+        return server._replace(extra={"prototypes": prototypes, "known": before["known"].masked_fill(present, 1)}), {}
 
     def personal_model(self, task: Task, ctx: Context) -> Model:
         params, stats = ctx.client_state.model

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from fedrane import tree
-from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work, sample_ratio
+from fedrane.algorithm import PERSONAL, Algorithm, Done, Grid, Outcome, Work
 from fedrane.errors import ConfigError, check_ranges
 from fedrane.ops import adam
+from fedrane.ops.reduction import Totals
 from fedrane.task import Batch, Client, Context, Model, State, Task
 
 
@@ -91,9 +92,9 @@ class PFedMe(Algorithm):
         up = done.up._replace(model=Model(work.extra["local"], done.up.model.stats))
         return done._replace(up=up, client_state=State(work.model, {}))
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
-        params = tree.move(server.model.params, ups.model.params, self.blend * sample_ratio(cohort))
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
+        params = totals["params"].mean(self.blend)
         if int(cohort.round.min()) == 1:
             lrs = f"method.inner_lr={self.inner_lr} and method.outer_lr={self.outer_lr}"
             record["messages"] = [f"pFedMe uses its own learning rates, {lrs}; lr and its schedule are not used"]

@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.func import grad
 
@@ -29,6 +28,7 @@ from fedrane import tree
 from fedrane.algorithm import Algorithm, Choices, Done, Outcome, Work
 from fedrane.errors import ConfigError, check_choices, check_ranges
 from fedrane.ops import adam
+from fedrane.ops.reduction import Summary, Term, Totals
 from fedrane.task import Batch, Client, Context, Model, Roster, State, Task
 from fedrane.tree import Tensors
 
@@ -106,10 +106,12 @@ class Scaffold(Algorithm):
         up = done.up._replace(extra={"control": tree.sub(after, before)})
         return done._replace(up=up, client_state=done.client_state._replace(extra={"control": after}))
 
-    def aggregate(self, task: Task, server: State, ups: State, cohort: Client) -> tuple[State, dict[str, Any]]:
-        averaged, record = super().aggregate(task, server, ups, cohort)
-        equal = torch.full_like(cohort.lr, self.global_lr / len(cohort.index), dtype=torch.float64)
-        params = tree.move(server.model.params, ups.model.params, equal)
-        change = {name: controls.sum(0) / cohort.population for name, controls in ups.extra["control"].items()}
-        control = tree.add(server.extra["control"], change)
+    def summary(self, task: Task, server: State, ups: State, cohort: Client) -> Summary:
+        equally = {"params": Term(ups.model.params, base=server.model.params), "control": Term(ups.extra["control"])}
+        return {**super().summary(task, server, ups, cohort), **equally}
+
+    def update(self, task: Task, server: State, totals: Totals, cohort: Client) -> tuple[State, dict[str, Any]]:
+        averaged, record = super().update(task, server, totals, cohort)
+        params = totals["params"].mean(self.global_lr)
+        control = totals["control"].added(server.extra["control"], over=cohort.population)
         return State(Model(params, averaged.model.stats), {"control": control}), record

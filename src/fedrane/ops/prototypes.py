@@ -9,16 +9,19 @@ MARGIN = 10.0
 """How far the score of a class without a prototype is below the lowest distance's."""
 
 
-def mean_by_class(prototypes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean over clients of each class's prototype, and whether any client has one.
+def weighted(prototypes: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """What is to be summed over clients: each one's weights of the classes, and its prototypes times these.
 
     ``prototypes`` is (clients, classes, features), ``weights`` (clients, classes); a prototype of weight zero may hold
     any value.
     """
-    total = weights.sum(0)
     used = torch.where(weights[..., None] > 0, prototypes, 0)
-    sums = (weights[..., None] * used).sum(0)
-    return sums / torch.where(total > 0, total, 1)[:, None], total > 0
+    return {"prototypes": weights[..., None].double() * used, "weights": weights}
+
+
+def mean_by_class(prototypes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean over clients of each class's prototype, and whether any client has one, from these sums."""
+    return prototypes / torch.where(weights > 0, weights, 1)[:, None], weights > 0
 
 
 class Nearest(nn.Module):

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +28,14 @@ from fedrane.algorithm import GLOBAL, PERSONAL, Algorithm
 from fedrane.data.augment import Mixed
 from fedrane.data.dataset import Dataset
 from fedrane.data.partition import Partitioning
+from fedrane.engines.base import Trained
 from fedrane.engines.sequential import Sequential
 from fedrane.errors import ConfigError
 from fedrane.experiment import Experiment
+from fedrane.ops.reduction import Partial
 from fedrane.runner import run
 from fedrane.system.threads import limited
-from fedrane.task import Batch, Context, Model, State
+from fedrane.task import Batch, Client, Context, Model, State
 from fedrane.training.result import Result
 from fedrane.training.run_folder import TIMINGS, Checkpoint, Folder
 
@@ -247,12 +251,28 @@ def order_of_clients_is_irrelevant(algorithm: Algorithm) -> None:
     for bench in benches(algorithm, rounds=1):
         task, server = bench.result.task, bench.result.server
         sent = bench.engine.train_round(server, bench.result.client_states, [0, 1, 2, 3, 4], 2, 0.1, 2)
-        tensors: dict[str, Any] = {k: v for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
-        cohort = sent.cohort._replace(**{k: v[permutation] for k, v in tensors.items()})
         first, _ = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
-        second, _ = bench.algorithm.aggregate(task, server, tree.map(lambda leaf: leaf[permutation], sent.ups), cohort)
+        second, _ = bench.algorithm.aggregate(task, server, *_some(sent, permutation))
         gap = max((float((a - b).abs().max()) for a, b in _pairs(first, second) if a.numel()), default=0.0)
         need(gap <= TOLERANCE, f"the server's state depends on the order of the clients (by {gap:.1e})")
+
+
+def parts_of_a_cohort_add_up(algorithm: Algorithm) -> None:
+    """A server that need not see every upload takes the same step from the sums over any parts, to the bit."""
+    everyone, cuts = [0, 1, 2, 3, 4], ([0, 5], [0, 2, 5], [0, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+    for bench in benches(algorithm, rounds=1):
+        if bench.algorithm.sees_uploads:
+            continue
+        task, server = bench.result.task, bench.result.server
+        sent = bench.engine.train_round(server, bench.result.client_states, everyone, 2, 0.1, 2)
+        whole, record = bench.algorithm.aggregate(task, server, sent.ups, sent.cohort)
+        for ends in cuts:
+            rows = [(begin, _some(sent, torch.arange(begin, end))) for begin, end in pairwise(ends)]
+            parts = [Partial.of(bench.algorithm.summary(task, server, *some), begin) for begin, some in rows]
+            totals = reduce(Partial.__add__, reversed(parts)).totals(len(everyone))
+            server_of_parts, of_parts = bench.algorithm.update(task, server, totals, sent.cohort)
+            same = tree.equal(whole, server_of_parts) and str(record) == str(of_parts)
+            need(same, f"the server's state depends on which uploads are summed together (clients {ends[:-1]} first)")
 
 
 def hooks_leave_their_inputs_unchanged(algorithm: Algorithm) -> None:
@@ -459,6 +479,7 @@ LAWS: tuple[Callable[[Algorithm], None], ...] = (
     one_seed_gives_the_same_bytes,
     another_seed_gives_another_result,
     order_of_clients_is_irrelevant,
+    parts_of_a_cohort_add_up,
     hooks_leave_their_inputs_unchanged,
     client_hooks_read_no_values,
     state_survives_a_checkpoint,
@@ -531,6 +552,13 @@ def _pairs(a: Any, b: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def _in_context(ctx: Context) -> dict[str, State]:
     return {"down": ctx.down, "client_state": ctx.client_state}
+
+
+def _some(sent: Trained, rows: torch.Tensor) -> tuple[State, Client]:
+    """The uploads of these clients, and who they are."""
+    tensors: dict[str, Any] = {k: v for k, v in sent.cohort._asdict().items() if isinstance(v, torch.Tensor)}
+    cohort = sent.cohort._replace(**{k: v[rows] for k, v in tensors.items()})
+    return tree.map(lambda leaf: leaf[rows], sent.ups), cohort
 
 
 def _measured(result: Result) -> list[tuple[str, float]]:

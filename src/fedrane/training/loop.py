@@ -24,6 +24,7 @@ from fedrane.errors import ConfigError, Diverged
 from fedrane.experiment import Experiment
 from fedrane.ops import gate as gates
 from fedrane.ops.attack import Attack
+from fedrane.system import memory
 from fedrane.system.threads import limited
 from fedrane.task import State
 from fedrane.training import timing
@@ -39,6 +40,8 @@ from fedrane.training.setup import algorithm_at
 
 PHASES = TRAIN, AGGREGATE, EVALUATE, SAVE = ("train", "aggregate", "evaluate", "save a checkpoint")
 """The parts of a round, by the names they have in a trace."""
+KEPT_UPLOADS = {"cpu": 1 << 30, "cuda": 1 << 33}
+"""Bytes of uploads that a round keeps at once, by device; more are summed up as they come, to the same bits."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,10 @@ class TrainingLoop:
             lr = self.lr_of(number)
             epochs = stage.algorithm.local_epochs(e.length)
             with record_function(TRAIN):
-                trained = stage.engine.train_round(self.server, self.client_states, participants, number, lr, epochs)
+                reduce = self._reduces(stage.algorithm, participants)
+                trained = stage.engine.train_round(
+                    self.server, self.client_states, participants, number, lr, epochs, reduce
+                )
             if hostile := sorted(self.hostile & set(trained.cohort.index.tolist())):
                 trained, record["hostile"] = self._attacked(trained, hostile, number), hostile
             if self.gate:
@@ -185,6 +191,23 @@ class TrainingLoop:
         record["eval_seconds"] = time.perf_counter() - began - seconds
         record["samples_per_second"] = examples / seconds
         return self._record(stage, record)
+
+    def _reduces(self, algorithm: Algorithm, participants: Sequence[int]) -> bool:
+        """Whether uploads are summed up as they come. They are all kept, and their cosines recorded, if they are few;
+        and where somebody must see each of them."""
+        size = len(participants) * tree.nbytes(self.server.model)
+        if size <= KEPT_UPLOADS.get(self.task.device.type, KEPT_UPLOADS["cpu"]):
+            return False
+        sees = {
+            "the method": algorithm.sees_uploads,
+            f"gate.kind={self.experiment.gate.kind}": self.gate is not None,
+            f"attack.kind={self.experiment.attack.kind}": not self.hostile.isdisjoint(participants),
+        }
+        who = [name for name, must in sees.items() if must]
+        if who and self.task.device.type == "cpu" and size > memory.available():
+            needed = f"{memory.as_text(size)} for the uploads of {len(participants)} clients"
+            self.message(f"{needed}, more than is free: {' and '.join(who)} must have all of them at once")
+        return not who
 
     def _attacked(self, trained: Trained, hostile: Sequence[int], round: int) -> Trained:
         """The round with what the hostile clients send instead."""
@@ -228,8 +251,12 @@ class TrainingLoop:
         """The server's step; only now does what the clients kept become theirs."""
         before = self.server.model.params
         clients = trained.cohort.index.tolist()
-        finite = dict(zip(clients, tree.finite_rows(trained.ups) or [True] * len(clients), strict=True))
-        server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+        if trained.sums:
+            rows, (server, metrics) = trained.sums.finite, trained.sums.update(trained.cohort)
+        else:
+            rows = tree.finite_rows(trained.ups) or [True] * len(clients)
+            server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+        finite = dict(zip(clients, rows, strict=True))
         kept = {k: state for k, state in trained.client_states.items() if finite[k]}
         broken = [] if tree.finite(kept) else [k for k, state in kept.items() if not tree.finite(state)]
         if broken or not tree.finite(server) or not any(finite.values()):
