@@ -308,7 +308,7 @@ class Ray(LocalEngine):
         size = self.sequential.predict_batch_size
         batches = [examples[begin : begin + size] for begin in range(0, len(examples), size)]
         if not batches:
-            return Predicted.nothing(self.federation.task.classes)
+            return Predicted.nothing(self.federation.task)
         parts = self._each(
             (_predict, self._name(pool), model),
             lambda part: (np.concatenate(batches[part]),),
