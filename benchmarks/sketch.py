@@ -192,11 +192,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    command = " ".join(["python", *sys.argv]).replace(str(given.data), "DATA")
     file = (given.out or RESULTS) / "sketch-cpu.json"
     for part in given.parts:
         results = PARTS[part]() if part in PARTS else TRAINED[part](given)
         content = json.loads(file.read_text()) if file.exists() else {}
-        content[part] = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "results": results}
+        content[part] = {"command": command, "machine": machine(), "results": results}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         print(json.dumps(results, indent=1, ensure_ascii=False) if part != "accuracy" else "done", flush=True)

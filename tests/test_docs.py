@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+import yaml
 from typer.testing import CliRunner
 
+import fedrane
 from fedrane import Experiment, methods
 from fedrane.cli.commands import app
 from fedrane.config.settings import ALIASES, addressed, by_label, parse
@@ -165,6 +169,22 @@ def test_the_method_of_the_contributors_page_keeps_every_law(tmp_path: Path) -> 
     names: dict[str, Any] = {"Prox": kind}
     exec(compile(law, "CONTRIBUTING.md, the law", "exec"), names)  # noqa: S102 - our own text
     names["test_without_strength_it_is_fedavg"]()
+
+
+def test_a_release_has_one_version_and_its_notes() -> None:
+    """The notes are those that the workflow of a tag takes from the changelog."""
+    version = fedrane.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == version
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
+    [of_tag] = [step for step in steps if step.startswith("test ")]
+    [notes] = [step.partition(" > ")[0] for step in steps if "awk" in step]
+    env = {**os.environ, "GITHUB_REF_NAME": f"v{version}"}
+    assert subprocess.run(["bash", "-c", of_tag], cwd=ROOT, env=env, check=False).returncode == 0
+    assert subprocess.run(["bash", "-c", of_tag], cwd=ROOT, env=env | {"GITHUB_REF_NAME": "v0"}, check=False).returncode
+    shown = subprocess.run(["bash", "-c", notes], cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
+    assert shown.startswith(f"## [{version}]")
+    assert "### Added" in shown
 
 
 def measured(file: str, what: str, method: str = "fedavg") -> float:

@@ -186,7 +186,8 @@ def test_a_comparison_is_of_r2_and_of_errors_on_request(tmp_path: Path) -> None:
     made = fedrane.compare(["fedavg", "local"], numbers(rounds=2), out=tmp_path)
     assert made.measure == "r2"
     assert "R² in %" in made.caption
-    best = made.by("rmse")
+    best = fedrane.compare(["fedavg", "local"], numbers(rounds=2), out=tmp_path, metric="rmse")  # from the folder
+    assert best.rows == made.by("rmse").rows
     assert "RMSE in the unit of the number" in best.caption
     rmse = best.cell("fedavg", GLOBAL, "last").mean
     assert rmse is not None

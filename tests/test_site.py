@@ -119,9 +119,6 @@ def test_the_commands_of_a_document_run(
     patients["hospital"], patients["id"] = [f"h{row % 4}" for row in range(len(patients))], range(len(patients))
     patients.to_csv("patients.csv", index=False)
     patients.drop(columns=["diagnosis", "hospital", "id"]).to_csv("new.csv", index=False)
-    stays = patients.drop(columns=["diagnosis", "id"]).rename(columns={"mean area": "days"})
-    stays.to_csv("stays.csv", index=False)
-    stays.drop(columns=["days", "hospital"]).to_csv("new-stays.csv", index=False)
     (Path("prox.py")).write_text(next(b.text for b in blocks(ROOT / "CONTRIBUTING.md") if b.language == "python"))
     fedrane.run(["model=mlp", "clients=5", "rounds=1", "partition.kind=shards"], "runs/shards")
     ran = 0

@@ -276,6 +276,13 @@ def test_a_misspelt_label_or_table(key: str, meant: str) -> None:
         addressed({key: "1"}, LABELS, KEYS)
 
 
+@pytest.mark.parametrize("start", ["prox", "Prox"])
+def test_a_field_of_a_file_that_has_no_label(start: str) -> None:
+    own = "/home/you/prox.py:Prox"
+    with pytest.raises(ConfigError, match=f"Give {own} a label: --methods {start}={own}"):
+        addressed({f"{start}.strength": "1"}, {"fedavg": "fedavg", own: own}, KEYS)
+
+
 def test_a_field_that_only_some_have() -> None:
     with pytest.raises(ConfigError, match=r"fedavg has no such field.* weak\.strength=1 fedprox\.strength=1"):
         addressed({"method.strength": "1"}, LABELS, ())

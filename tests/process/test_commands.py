@@ -199,7 +199,9 @@ def test_a_users_method(fedrane: Driver, tmp_path: Path) -> None:
     words = (*TINY, "method=mine.py:Gliding", "method.glide=0.25", "rounds=4")
     assert fedrane("run", "--out", "run", *words, cwd=tmp_path, sabotage={"trigger": "line", "at": 3}).killed
     assert fedrane("resume", tmp_path / "run", cwd=Path("/")).status == 0
-    assert fedrane("run", "--out", "reference", *words, cwd=tmp_path).status == 0
+    ended = fedrane("run", "--out", "reference", *words, cwd=tmp_path)
+    assert ended.status == 0
+    assert "\n  mine.py:Gliding  " in ended.stdout, "its file in the table, and not the whole path"
     same_run(tmp_path / "run", tmp_path / "reference")
     assert library.Experiment.from_toml(tmp_path / "run" / "config.toml").to_dict()["method"]["glide"] == 0.25
     assert all("length" in record for record in metrics(tmp_path / "run")[:-1])

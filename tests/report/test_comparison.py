@@ -243,3 +243,10 @@ def test_nothing_is_reported_where_nothing_is_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fedrane.compare(["fedavg"], WORDS)
+
+
+def test_a_comparison_on_a_text_is_made_again_from_its_folder(tmp_path: Path) -> None:
+    """Its ``auto`` partition is consecutive, not one of those of images."""
+    words = ["dataset=zen", "clients=3", "rounds=1", "epochs=1", "window=8", "engine=sequential"]
+    first, again = (fedrane.compare(["fedavg"], words, out=tmp_path) for _ in range(2))
+    assert first.rows == again.rows

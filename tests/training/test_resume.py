@@ -23,7 +23,7 @@ from torch import nn
 
 import fedrane
 from asserts import same_bytes, untimed
-from fedrane import Algorithm, Callback, Experiment
+from fedrane import Algorithm, Callback, Experiment, tree
 from fedrane.data import catalogue
 from fedrane.data.dataset import Dataset
 from fedrane.errors import CheckpointError, ConfigError, DataError
@@ -325,6 +325,24 @@ def test_a_method_goes_on_keeping_what_it_begins_with(method: str, norm: str, tm
     stopped(e, tmp_path / "run", **more)
     assert fedrane.resume(tmp_path / "run", **more).finished
     assert fedrane.resume(tmp_path / "run", **more).finished
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
+def test_tensors_of_another_type_are_one_clear_error(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whole numbers have no gradient, and float64 would turn the run into one of another precision."""
+    stopped(quick(method="scaffold", rounds=2), tmp_path / "run")
+    (path,) = Folder(tmp_path / "run").checkpoints()
+    checkpoint = run_folder.read(path)
+    server, other = checkpoint.server, tree.map(lambda leaf: leaf.to(dtype), checkpoint.client_states[0])
+    forged = [checkpoint._replace(server=server._replace(model=tree.map(lambda leaf: leaf.to(dtype), server.model)))]
+    forged += [] if dtype.is_floating_point else [checkpoint._replace(client_states={0: other})]
+    for changed in forged:
+        run_folder.write(path, changed)
+        with pytest.raises(CheckpointError, match=f"{dtype} in the checkpoint|of another version of scaffold"):
+            fedrane.resume(tmp_path / "run")
+    run_folder.write(path, forged[0])
+    with pytest.raises(CheckpointError, match=f"{dtype} in the checkpoint"):
+        fedrane.load(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("method", "lost"), [("ditto", "global"), ("scaffold", "control"), ("apple", "relation")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,9 @@ def _conclude(console: Console, result: Result, as_json: bool) -> None:
         print_message(console, f"stopped after round {result.round}; go on with: fedrane resume {result.folder}")
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        name = Folder(result.folder).label if result.folder else ""
-        only = Comparison({name or result.experiment.method_name: [result.summary]}, result.folder)
+        label = Folder(result.folder).label if result.folder else ""
+        name = label or re.split(r"[/\\]", result.experiment.method_name)[-1]  # of your own file without its folder
+        only = Comparison({name: [result.summary]}, result.folder)
         show(console, only.table())
         print_message(console, f"results: {result.folder}")
 

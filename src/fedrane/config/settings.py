@@ -282,7 +282,12 @@ def addressed(
                 f"They are: {', '.join(labels)}",
             )
         elif "." in key and key.partition(".")[0] not in tables:
-            raise ConfigError(f"unknown key '{key}'", remedy=nearest(key.partition(".")[0], [*labels, *sorted(tables)]))
+            start = key.partition(".")[0]
+            own = next((label for label in labels if start in re.split(r"[/\\.:]", label)), None)
+            remedy = (
+                f"Give {own} a label: --methods {start}={own}" if own else nearest(start, [*labels, *sorted(tables)])
+            )
+            raise ConfigError(f"unknown key '{key}'", remedy=remedy)
         else:
             shared[key] = value
             if key.startswith(FIELD) and key != NAME:

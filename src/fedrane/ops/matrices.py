@@ -18,15 +18,18 @@ Array = NDArray[np.float64]
 BLOCK_SIZE = 1 << 20
 """Elements of a factor that are scaled at a time, so that it is never copied as a whole."""
 
+SWEEPS = 8
+"""Of all clients, before Newton's method by factors."""
+
 
 class Matrix(Protocol):
-    """A symmetric, positive semi-definite matrix M."""
+    """A symmetric, positive semi-definite matrix M with ones on its diagonal."""
 
     def times(self, x: Array) -> Array:
         """M x."""
 
-    def row_sums(self) -> Array:
-        """Of M, or an upper bound of them."""
+    def start(self, w: Array) -> Array:
+        """Where Newton's method may begin: near the x with x (M x) = w."""
 
     def ridged(self, ridge: float) -> Matrix:
         """M + ridge · 1."""
@@ -47,9 +50,10 @@ class Dense(NamedTuple):
         product: Array = self.array @ x
         return product
 
-    def row_sums(self) -> Array:
-        sums: Array = self.array.clip(min=0).sum(1)
-        return sums
+    def start(self, w: Array) -> Array:
+        """Exact if all deviations are equal."""
+        first: Array = np.sqrt(w / np.maximum(self.array.clip(min=0).sum(1), 1.0))
+        return first
 
     def ridged(self, ridge: float) -> Dense:
         return Dense(self.array + ridge * np.eye(len(self.array)))
@@ -77,8 +81,15 @@ class Factored(NamedTuple):
         product: Array = self.factor @ (self.factor.T @ x) + self.ridge * x
         return product
 
-    def row_sums(self) -> Array:
-        return self.times(np.ones(len(self.factor)))
+    def start(self, w: Array) -> Array:
+        """Half way, again and again, to what each client would answer to the others: x² + x (M x − x)_k = w. A sweep
+        takes a tenth of the time of Newton's step, and all together save half of the steps."""
+        x: Array = np.sqrt(w / np.maximum(self.times(np.ones(len(w))), 1.0))
+        for _ in range(SWEEPS):
+            others = self.times(x) - x
+            root = np.sqrt(others**2 + 4 * w) + np.abs(others)
+            x = np.sqrt(x * np.where(others > 0, 2 * w / root, root / 2))
+        return x
 
     def ridged(self, ridge: float) -> Factored:
         return Factored(self.factor, self.ridge + ridge)

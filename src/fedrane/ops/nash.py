@@ -276,8 +276,7 @@ def _with_ridge(matrix: Matrix, w: Array, solve: Solver) -> tuple[Array, float, 
     Without a ridge there is no solution if some p ≥ 0 has Gp = 0. If Gp is nearly 0, p is so large that the rounding
     error, which grows with p², hides the solution.
     """
-    start = np.sqrt(w / np.maximum(matrix.row_sums(), 1.0))  # exact if all deviations are equal
-    total = 0
+    start, total = matrix.start(w), 0
     for ridge, least in RIDGES.items():
         tolerance = max(least, SEQUENTIAL_TOLERANCE if solve is _sequential else 0.0) * max(1.0, float(w.max()))
         ridged = matrix.ridged(ridge)

@@ -22,6 +22,7 @@ from fedrane.config import effects, sources, words
 from fedrane.config.settings import NAME, Notice, addressed, by_label, dotted
 from fedrane.config.words import Words, warn
 from fedrane.data.federation import Federation
+from fedrane.data.partition import Partitioning
 from fedrane.data.tabular import TABLE_KEYS
 from fedrane.engines.evaluation import ACCURACY, Metrics, headline
 from fedrane.errors import CheckpointError, ConfigError, Diverged, nearest
@@ -540,9 +541,10 @@ def _require_same(folder: Folder, wanted: Experiment) -> None:
 
 def _from_auto(device: str, inputs: Inputs) -> dict[str, Sequence[str]]:
     """What ``auto`` may have been resolved to on that device and with these inputs, by key."""
+    drawn = Partitioning().resolved(False, bool(inputs.alphabet), inputs.target is not None)
     return {
         "model": (automatic_model(engines.AUTO, inputs.shape, inputs.vocabulary),),
-        "partition.kind": ("natural", "dirichlet"),
+        "partition.kind": ("natural", drawn.kind),
         "engine": engines.AUTOMATIC,
         "device": ("cpu", "cuda"),
         "precision": ("float32",) if device == "cpu" else ("float32", "bf16"),

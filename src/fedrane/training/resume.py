@@ -52,9 +52,9 @@ def require_same_states(
         raise other
 
 
-def _form(state: State) -> set[tuple[str, torch.Size | None]]:
-    """The paths of all dicts, and of all tensors with their shapes."""
-    shapes = {path: leaf.shape for path, leaf in tree.flatten(state).items()}
+def _form(state: State) -> set[tuple[str, tuple[torch.Size, bool] | None]]:
+    """The paths of all dicts, and of all tensors with their shapes, and whether these are floats."""
+    shapes = {path: (leaf.shape, leaf.is_floating_point()) for path, leaf in tree.flatten(state).items()}
     ends = {f"{path}{tree.SEPARATOR}" for path in empty_dicts(state)} | shapes.keys()
     parts = [path.split(tree.SEPARATOR) for path in ends]
     dicts = {tree.SEPARATOR.join(names[:depth]) for names in parts for depth in range(1, len(names))}

@@ -81,6 +81,8 @@ def require_fit(task: Task, checkpoint: Checkpoint, folder: Folder) -> None:
             raise _other_network(
                 folder, f"its {name} is {difference}, and of shape {tuple(value.shape)} in the checkpoint"
             )
+        if value.dtype != task.dtype:
+            raise _other_network(folder, f"its {name} is of {task.dtype}, and of {value.dtype} in the checkpoint")
 
 
 def _other_network(folder: Folder, why: str) -> CheckpointError:
