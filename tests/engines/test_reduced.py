@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,7 @@ import fedrane
 from asserts import same_bytes, untimed
 from fedrane import Algorithm, Done, State, Task, tree
 from fedrane.engines import Engine, make, threaded
-from fedrane.engines.processes import Processes
+from fedrane.engines.processes import Processes, impossible
 from fedrane.engines.sequential import Sequential
 from fedrane.engines.stacked import Stacked
 from fedrane.engines.threaded import Threaded
@@ -189,6 +193,8 @@ def test_processes_use_the_same_memory_again() -> None:
     results = engine.in_order(lambda _, item: torch.full((1000,), item), range(40))
     for k, result in enumerate(results):
         assert torch.equal(result, torch.full((1000,), k))
+        files = [fd for fd in Path("/proc/self/fd").iterdir() if "memfd:clients" in os.path.realpath(fd)]
+        assert sum(fd.stat().st_blocks for fd in files) * 512 <= 2 * threaded.AHEAD * 2**14  # of 8000 bytes each
     some = engine.in_order(lambda _, item: item, range(40))
     assert next(some) == 0
     some.close()  # type: ignore[attr-defined]  # the others are not waited for
@@ -207,3 +213,51 @@ def test_an_error_of_one_ends_the_round(engine: str) -> None:
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="of client 3"):
         next(results)
+
+
+PEAK = """
+from pathlib import Path
+from torch import nn
+from fedrane.engines import make
+from fedrane.methods.fedavg import FedAvg
+from fedrane.system.threads import limited
+from problems import federation, table
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+def wide(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], 40_000), nn.Tanh(), nn.Linear(40_000, classes))
+
+for count in (64, 512):
+    fed = federation(table(2 * count), [[2 * k, 2 * k + 1] for k in range(count)], wide)
+    with limited(2):
+        engine = make("{engine}", FedAvg(), fed)
+    engine.max_clients = 8  # of the stacked one
+    server = FedAvg().init(fed.task, fed.roster)
+    sent = engine.train_round(server, {{}}, list(range(count)), 1, 0.1, 1, reduce=True)
+    assert sent.bytes_up > count * 3 * 2**20
+    sent.sums.update(sent.cohort)
+    print(peak())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.parametrize("engine", slow_except(["threaded"], ["sequential", "stacked", "threaded", "processes"]))
+def test_memory_does_not_grow_with_the_cohort(engine: str) -> None:
+    """Of models of 3 MiB, 448 more would be 1,368 MiB."""
+    if engine == "processes" and impossible():
+        pytest.skip(impossible())
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK.format(engine=engine)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert not done.returncode, done.stderr
+    few, many = map(float, done.stdout.split())
+    print(few, many)
+    assert many - few < 150

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -64,12 +64,12 @@ class Processes(Sequential):
         longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
         return list(self._submitted(work, items, longest_first, len(items)))
 
-    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Generator[T, None, None]:
         return self._submitted(work, items, range(len(items)), AHEAD * self.number)
 
     def _submitted(
         self, work: Callable[[Sequential, int], T], items: Sequence[int], order: Sequence[int], ahead: int
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
         with _memory() as file:
 
             def one(position: int) -> _Packed:  # what was there before has been read

@@ -5,8 +5,8 @@ Padding is cut off here rather than masked, so this engine is also the oracle fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -54,17 +54,17 @@ class Sequential(LocalEngine):
         sums = Sums(self.algorithm, self.federation.task, server) if reduce else None
         ups, cohort, kept, metrics, messages = list[State](), list[Client](), {}, [], []
         bytes_down = bytes_up = 0
-        results = self.in_order(one, clients) if sums else self.each(one, clients, sizes)
-        for k, (client, done, down, message) in zip(clients, results, strict=True):
-            if sums:
-                sums.add(tree.stack([done.up]), stack_clients([client]))
-            else:
-                ups.append(done.up)
-            cohort.append(client)
-            kept[k] = done.client_state
-            metrics.append(done.metrics)
-            messages.append(message)
-            bytes_down, bytes_up = bytes_down + down, bytes_up + tree.nbytes(done.up)
+        with closing(self.in_order(one, clients)) if sums else nullcontext(self.each(one, clients, sizes)) as results:
+            for k, (client, done, down, message) in zip(clients, results, strict=True):
+                if sums:
+                    sums.add(tree.stack([done.up]), stack_clients([client]))
+                else:
+                    ups.append(done.up)
+                cohort.append(client)
+                kept[k] = done.client_state
+                metrics.append(done.metrics)
+                messages.append(message)
+                bytes_down, bytes_up = bytes_down + down, bytes_up + tree.nbytes(done.up)
         return Trained(
             ups=NOTHING if sums else tree.stack(ups),
             cohort=stack_clients(cohort),
@@ -90,7 +90,7 @@ class Sequential(LocalEngine):
         """The results of ``work`` for each item; ``sizes`` are the relative costs."""
         return [work(self, item) for item in items]
 
-    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Generator[T, None, None]:
         """The results one by one, in the order of the items; few are there at a time, however many items there are."""
         return (work(self, item) for item in items)
 

@@ -7,7 +7,7 @@ compute; two clients on one thread each do not. The hooks and their order are th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
@@ -43,12 +43,12 @@ class Threaded(Sequential):
         longest_first = sorted(range(len(items)), key=lambda position: -sizes[position])
         return list(self._submitted(work, items, longest_first, len(items)))
 
-    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Iterator[T]:
+    def in_order(self, work: Callable[[Sequential, int], T], items: Sequence[int]) -> Generator[T, None, None]:
         return self._submitted(work, items, range(len(items)), AHEAD * self.threads)
 
     def _submitted(
         self, work: Callable[[Sequential, int], T], items: Sequence[int], order: Sequence[int], ahead: int
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
         def one(position: int) -> T:
             worker = self.idle.get()
             try:
