@@ -27,6 +27,7 @@ from fedrane.errors import ConfigError, FedraneError
 from fedrane.methods import METHODS
 from fedrane.system import loading, ray_runtime
 from fedrane.testing import conformance
+from fedrane.training import loop
 from fedrane.training.result import Result
 from harness import FEDRANE, PATIENCE, TINY, environment
 from problems import EVERY_METHOD, SLOW
@@ -137,6 +138,20 @@ def test_it_ends_where_threads_end(two_workers: None, name: str) -> None:
     one, other = (conformance.trained(entry.cls(**entry.preset), engine=e, **settings) for e in ("threaded", "ray"))
     same(one, other)
     assert other.experiment.engine == "ray"
+
+
+@SLOW
+def test_uploads_that_are_summed_in_the_workers_end_where_they_end_all_kept(
+    two_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges come in any order, of other sizes than a tree's halves."""
+    one = conformance.trained(METHODS["scaffold"].cls(), engine="ray", clients=11)
+    monkeypatch.setattr(loop, "KEPT_UPLOADS", {"cpu": 0})
+    monkeypatch.setattr(ray_workers, "MAX_RANGE", 1)
+    other = conformance.trained(METHODS["scaffold"].cls(), engine="ray", clients=11)
+    assert tree.equal(conformance.states(one), conformance.states(other))
+    assert "cosine" in one.history[0]
+    assert "cosine" not in other.history[0]
 
 
 @SLOW

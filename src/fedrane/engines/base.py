@@ -47,20 +47,42 @@ class Trained(NamedTuple):
     sums: Sums | None = None
 
 
+class Summed(NamedTuple):
+    """What is left of the uploads of some neighbours in the cohort."""
+
+    first: int
+    """The position of the first of them."""
+    partial: Partial
+    finite: list[bool]
+    """Whether each client's upload was."""
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, task: Task, server: State, ups: State, cohort: Client, first: int) -> Summed:
+        partial = Partial.of(algorithm.summary(task, server, ups, cohort), first)
+        return cls(first, partial, tree.finite_rows(ups) or [True] * len(cohort.index))
+
+
 class Sums:
-    """The uploads of a round, summed up as they come, in the order of client numbers."""
+    """The uploads of a round, summed up as they come."""
 
     def __init__(self, algorithm: Algorithm, task: Task, server: State) -> None:
         self.algorithm, self.task, self.server = algorithm, task, server
-        self.finite: list[bool] = []
-        """Whether each client's upload was."""
         self._partial: Partial | None = None
+        self._finite: dict[int, list[bool]] = {}
+
+    @property
+    def finite(self) -> list[bool]:
+        """Whether each client's upload was, in the order of clients."""
+        return [finite for _, part in sorted(self._finite.items()) for finite in part]
 
     def add(self, ups: State, cohort: Client) -> None:
         """The stacked uploads of the next clients."""
-        part = Partial.of(self.algorithm.summary(self.task, self.server, ups, cohort), len(self.finite))
-        self._partial = part if self._partial is None else self._partial + part
-        self.finite += tree.finite_rows(ups) or [True] * len(cohort.index)
+        self.take(Summed.of(self.algorithm, self.task, self.server, ups, cohort, len(self.finite)))
+
+    def take(self, part: Summed) -> None:
+        """Neighbours, who may have come before others that are before them in the cohort."""
+        self._partial = part.partial if self._partial is None else self._partial + part.partial
+        self._finite[part.first] = part.finite
 
     def update(self, cohort: Client) -> tuple[State, dict[str, Any]]:
         """The server's step from them."""
@@ -68,7 +90,7 @@ class Sums:
         return self.algorithm.update(self.task, self.server, self._partial.totals(len(self.finite)), cohort)
 
 
-def joined(parts: Sequence[Trained]) -> Trained:
+def joined(parts: Sequence[Trained], sums: Sums | None) -> Trained:
     """The whole of a round that was trained in parts, which are ranges of its clients in their order."""
     first = parts[0]
     for part in parts:
@@ -83,6 +105,7 @@ def joined(parts: Sequence[Trained]) -> Trained:
         bytes_down=sum(part.bytes_down for part in parts),
         bytes_up=sum(part.bytes_up for part in parts),
         messages=tuple(dict.fromkeys(message for part in parts for message in part.messages)),
+        sums=sums,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -27,9 +27,9 @@ from ray.exceptions import RayError
 from fedrane.algorithm import Algorithm
 from fedrane.data.federation import Federation, Pool
 from fedrane.data.sampling import Span
-from fedrane.engines.base import LocalEngine, Trained, joined
+from fedrane.engines.base import LocalEngine, Summed, Sums, Trained, joined
 from fedrane.engines.evaluation import Predicted
-from fedrane.engines.sequential import Sequential
+from fedrane.engines.sequential import NOTHING, Sequential
 from fedrane.engines.stacked import Stacked
 from fedrane.engines.threaded import Worker
 from fedrane.errors import ConfigError, FedraneError, portable
@@ -40,6 +40,8 @@ from fedrane.task import Model, State
 
 RANGES_PER_WORKER = 4
 """On a CPU: small enough that no worker waits long for the last one."""
+MAX_RANGE = 64
+"""Clients of a range, on average, at most: a worker has their uploads at once."""
 MAX_ATTEMPTS = 3
 """How often a job may lose its worker. One that kills each worker would end otherwise never."""
 START_SECONDS = 300.0
@@ -98,11 +100,17 @@ def _train(
     round: int,
     lr: float,
     epochs: Span,
+    reduce: bool,
+    first: int,
     clients: list[int],
     client_states: Mapping[int, State],
-) -> Trained:
+) -> tuple[Trained, Summed | None]:
     trained = engine.train_round(server, client_states, clients, round, lr, epochs)
-    return trained._replace(refused={}, clipped={})  # read-only mappings cannot be pickled
+    trained = trained._replace(refused={}, clipped={})  # read-only mappings cannot be pickled
+    if not reduce:
+        return trained, None
+    task, cohort = engine.federation.task, trained.cohort
+    return trained._replace(ups=NOTHING), Summed.of(engine.algorithm, task, server, trained.ups, cohort, first)
 
 
 def _predict(engine: LocalEngine, pool: str, model: Model, examples: NDArray[np.int64]) -> Predicted:
@@ -166,13 +174,12 @@ class WorkerPool:
         for actor in (*self._starting.values(), *self._idle):
             ray.kill(actor)
 
-    def run(self, jobs: Sequence[_Job]) -> list[Any]:
-        """The results of the jobs, in their order; the costliest are begun first."""
+    def run(self, jobs: Sequence[_Job]) -> Iterator[tuple[int, Any]]:
+        """The results of the jobs as they come, with their numbers; the costliest are begun first."""
         waiting = deque(sorted(range(len(jobs)), key=lambda number: -jobs[number].cost))
         running: dict[Any, tuple[int, Any]] = {}
-        results: dict[int, Any] = {}
         try:
-            while len(results) < len(jobs):
+            while waiting or running:
                 while waiting and self._idle:
                     number, actor = waiting.popleft(), self._idle.pop()
                     running[actor.do.remote(*jobs[number].given)] = number, actor
@@ -182,18 +189,18 @@ class WorkerPool:
                     continue
                 number, actor = running.pop(ref)
                 try:
-                    results[number] = _result(ray.get(ref))
+                    pickled = ray.get(ref)
                 except RayError as error:
                     self._lost(jobs[number], error)
                     waiting.appendleft(number)
                 else:
                     self._idle.append(actor)
+                    yield number, _result(pickled)
         except BaseException:  # an interrupt as well: what is being computed is not waited for
             for _, actor in running.values():
                 ray.kill(actor)
             self._start(len(running))
             raise
-        return [results[number] for number in range(len(jobs))]
 
     def _next(self, running: Mapping[Any, Any]) -> Any:
         """The first worker to have started or job to have ended."""
@@ -295,11 +302,17 @@ class Ray(LocalEngine):
 
         def own(part: slice) -> tuple[Any, ...]:
             kept = {k: client_states[k] for k in clients[part] if k in client_states}
-            return clients[part], kept
+            return part.start, clients[part], kept
 
-        trained = joined(self._each((_train, server, round, lr, epochs), own, costs))
-        messages, self.workers.messages = (*trained.messages, *self.workers.messages), []
-        return trained._replace(messages=self.sequential.once(messages))
+        sums = Sums(self.algorithm, self.federation.task, server) if reduce else None
+        parts: dict[int, Trained] = {}
+        for number, (trained, summed) in self._as_they_come((_train, server, round, lr, epochs, reduce), own, costs):
+            parts[number] = trained
+            if sums and summed:
+                sums.take(summed)
+        whole = joined([parts[number] for number in sorted(parts)], sums)
+        messages, self.workers.messages = (*whole.messages, *self.workers.messages), []
+        return whole._replace(messages=self.sequential.once(messages))
 
     def personal(self, server: State, client_state: State | None, client: int, round: int) -> Model:
         return self.sequential.personal(server, client_state, client, round)
@@ -327,11 +340,21 @@ class Ray(LocalEngine):
     def _name(self, pool: Pool) -> str:
         return next(name for name in POOLS if getattr(self.federation, name) is pool)
 
-    def _each(self, common: tuple[Any, ...], own: Any, costs: Sequence[float]) -> list[Any]:
-        """What the workers return for ranges of clients or batches; ``own`` gives what only a range needs."""
+    def _each(
+        self, common: tuple[Any, ...], own: Callable[[slice], tuple[Any, ...]], costs: Sequence[float]
+    ) -> list[Any]:
+        """What the workers return for ranges of clients or batches, in their order."""
+        results = dict(self._as_they_come(common, own, costs))
+        return [results[number] for number in sorted(results)]
+
+    def _as_they_come(
+        self, common: tuple[Any, ...], own: Callable[[slice], tuple[Any, ...]], costs: Sequence[float]
+    ) -> Iterator[tuple[int, Any]]:
+        """The number of each range and what a worker returns for it; ``own`` gives what only a range needs."""
         workers = self.workers
         given = (*self._send(workers), ray.put(dumps(common)))
-        parts = ranges(costs, workers.size * (1 if workers.gpu else RANGES_PER_WORKER))
+        count = workers.size * (1 if workers.gpu else RANGES_PER_WORKER)
+        parts = ranges(costs, max(count, -(-len(costs) // MAX_RANGE)))
         return workers.run([_Job((*given, dumps(own(part))), sum(costs[part])) for part in parts])
 
     def _send(self, workers: WorkerPool) -> tuple[Any, ...]:
