@@ -31,7 +31,7 @@ from fedrane.system import memory
 from fedrane.system.threads import limited
 from fedrane.testing import conformance
 from fedrane.training import loop
-from harness import PATIENCE
+from harness import PATIENCE, environment
 from problems import FORKS, KINDS, Listener, federation, quick, slow_except, table
 
 AVERAGING = [name for name, entry in METHODS.items() if not entry.cls(**entry.preset).sees_uploads]
@@ -227,16 +227,16 @@ def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 def wide(shape, classes):
-    return nn.Sequential(nn.Linear(shape[0], 40_000), nn.Tanh(), nn.Linear(40_000, classes))
+    return nn.Sequential(nn.Linear(shape[0], 15_000), nn.Tanh(), nn.Linear(15_000, classes))
 
-for count in (64, 512):
-    fed = federation(table(2 * count), [[2 * k, 2 * k + 1] for k in range(count)], wide)
+for count in (32, 288):
+    fed = federation(table(2 * count), [[2 * k, 2 * k + 1] for k in range(count)], wide, batch=2)
     with limited(2):
         engine = make("{engine}", FedAvg(), fed)
     engine.max_clients = 8  # of the stacked one
     server = FedAvg().init(fed.task, fed.roster)
     sent = engine.train_round(server, {{}}, list(range(count)), 1, 0.1, 1, reduce=True)
-    assert sent.bytes_up > count * 3 * 2**20
+    assert sent.bytes_up > count * 2**20
     sent.sums.update(sent.cohort)
     print(peak())
 """
@@ -245,13 +245,13 @@ for count in (64, 512):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize("engine", slow_except(["threaded"], ["sequential", "stacked", "threaded", "processes"]))
 def test_memory_does_not_grow_with_the_cohort(engine: str) -> None:
-    """Of models of 3 MiB, 448 more would be 1,368 MiB."""
+    """Of models of 1.1 MiB, 256 more would be 293 MiB, and twice that while they are stacked."""
     if engine == "processes" and impossible():
         pytest.skip(impossible())
     paths = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", PEAK.format(engine=engine)],
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment(PYTHONPATH=paths),
         capture_output=True,
         text=True,
         check=False,
@@ -259,5 +259,4 @@ def test_memory_does_not_grow_with_the_cohort(engine: str) -> None:
     )
     assert not done.returncode, done.stderr
     few, many = map(float, done.stdout.split())
-    print(few, many)
-    assert many - few < 150
+    assert many - few < 60
