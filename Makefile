@@ -18,6 +18,7 @@ demo: $(READY) ## Compare three methods on a dataset that is built in, and draw 
 	$(BIN)/fedrane compare --methods $(DEMO_METHODS) $(DEMO) --out runs/demo
 	@echo "table: runs/demo/table.md; settings, metrics and checkpoints: runs/demo/METHOD/seed-0"
 	@echo "open this page in a browser: $(CURDIR)/runs/demo/report.html"
+	@echo "next: source .venv/bin/activate, then fedrane --help"
 
 check: $(READY) ## Format, lint and types
 	$(BIN)/ruff format --check .

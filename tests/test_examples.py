@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedrane.testing import conformance
 from harness import environment
 from problems import SLOW
 
@@ -124,6 +125,12 @@ def test_a_notebook_is_its_tutorial(path: Path) -> None:
     assert made == expected
     assert shown, "it was run"
     assert path.read_text(encoding="utf-8").count("\n# %%") == len(cells) - 1
+
+
+def test_the_notebook_on_methods_shows_as_many_laws_as_there_are() -> None:
+    [path] = EXAMPLES.glob("02_*.ipynb")
+    number = len(conformance.LAWS)
+    assert f"{number} of {number} laws hold" in path.read_text(encoding="utf-8")
 
 
 def test_five_tutorials_begin_with_a_title() -> None:
