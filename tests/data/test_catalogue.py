@@ -240,7 +240,7 @@ def test_svhn_has_ten_for_zero(tmp_path):
         (HOUSES, np.array([[1], [11], [2], [3]], np.uint8), "labels from 1 to 11"),
         (HOUSES, np.array([[1], [0], [2], [3]], np.uint8), "labels from 0 to 3"),
         (HOUSES / 255, NUMBERS, "images of double"),
-        (HOUSES, np.array([["1"], ["2"], ["3"], ["4"]]), "labels of char"),
+        (HOUSES, np.array(list("1234")), "labels of char"),
         (HOUSES, np.zeros((4, 1), [("a", float)]), "labels of struct"),
         (HOUSES, csc_matrix(np.ones((4, 1))), "labels of sparse"),
     ],

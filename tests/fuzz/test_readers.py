@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedrane.data.tables import from_csv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
+from scipy import io as matlab
 
 from contained import examples, used_or_refused
-from damage import damaged
-from fedrane.data import cifar, idx, partition, readers
+from damage import as_json, damaged, replaced
+from fedrane.data import cifar, idx, leaf, medmnist, partition, readers, svhn
 from fedrane.data.dataset import Dataset
 
 pytestmark = pytest.mark.slow
@@ -77,7 +79,7 @@ def archives(draw: st.DrawFn, names: tuple[str, ...]) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", draw(st.sampled_from([0, 8, 12, 14]))) as archive:
         chosen = draw(st.lists(st.sampled_from(names), min_size=2, max_size=len(names)) | st.just([*names[:2]]))
-        for name in [*chosen, *draw(st.lists(st.text(max_size=3), max_size=1))]:
+        for name in [*chosen, *draw(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=3), max_size=1))]:
             if f"{name}.npy" not in archive.namelist():
                 archive.writestr(f"{name}.npy", draw(members()))
         if draw(st.integers(0, 9)) == 0:
@@ -168,6 +170,58 @@ def test_cifar(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     used_or_refused(tmp_path, lambda: cifar.read(path, "labels", 10, "Get another"))
     used_or_refused(tmp_path, lambda: cifar.names(path, "label_names", 10, "Get another"))
+
+
+# ---- files of known datasets, and Parquet
+
+
+def _matlab(packed: bool = True, **arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    matlab.savemat(stream, arrays, do_compression=packed)
+    return stream.getvalue()
+
+
+HOUSES = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1), np.uint8)}
+MATLAB = [_matlab(**HOUSES), _matlab(packed=False, **HOUSES), _matlab(**HOUSES | {"y": np.array([["1"], ["2"]])})]
+
+
+@examples(150)
+@given(content=st.sampled_from(MATLAB).flatmap(damaged))
+def test_svhn(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "it.mat"
+    path.write_bytes(content)
+    used_or_refused(tmp_path, lambda: svhn.read(path, "Get another"))
+
+
+@examples(100)
+@given(content=archives(("train_images", "train_labels")))
+def test_medmnist(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "it.npz"
+    path.write_bytes(content)
+    used_or_refused(tmp_path, lambda: medmnist.read(path, "train", medmnist.DATASETS["breastmnist"], "Get another"))
+
+
+LEAF = {"users": ["a"], "user_data": {"a": {"x": [[0.5] * 784], "y": [3]}, "b": {"x": [[1] * 784] * 2, "y": [0, 1]}}}
+
+
+@examples(150)
+@given(content=replaced(LEAF).map(as_json) | damaged(as_json(LEAF).encode()).map(lambda raw: raw.decode("latin1")))
+def test_leaf(content: str, tmp_path: Path) -> None:
+    (tmp_path / "it.json").write_text(content, encoding="latin1")
+    used_or_refused(tmp_path, lambda: leaf.femnist(tmp_path, 62, "Get another"))
+
+
+@examples(150)
+@given(data=st.data())
+def test_parquet(data: st.DataObject, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, label = tmp_path / "it.parquet", ["a", "b"] * 10
+    column = data.draw(st.sampled_from([[1.5] * 20, ["x", None] * 10, [True] * 20, [[1]] * 20, [b"x"] * 20]))
+    parquet.write_table(pyarrow.table({"y": label, "v": column}), path)
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    used_or_refused(tmp_path, lambda: small(from_csv(path, "y")))
 
 
 # ---- images

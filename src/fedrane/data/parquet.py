@@ -18,6 +18,8 @@ from fedrane.system import extras, memory
 
 _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls the numbers of rows: they are in the file, and not among the columns of the frame."""
+_AT_ONCE = 1 << 20
+"""Rows."""
 _PER_CELL = 8 + 3 * 4
 """Bytes: as it is read, and as an input, as in a CSV file."""
 
@@ -34,7 +36,7 @@ class ParquetColumn:
 
     def to_numpy(self) -> Array:
         """Read it; texts, and numbers among which values are missing, as pandas has them."""
-        from pyarrow import BaseExtensionType, types
+        from pyarrow import BaseExtensionType, chunked_array, types
 
         what, kind = f"column {self.name!r} of {self.frame.path}", self.frame.file.schema_arrow.field(self.name).type
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -42,7 +44,7 @@ class ParquetColumn:
         if types.is_nested(kind) or types.is_fixed_size_binary(kind) or isinstance(kind, BaseExtensionType):
             raise DataError(f"{what} has {kind}", "cells are numbers or texts", f"drop={self.name}")
         with _clear_errors(self.frame.path):
-            column = self.frame.file.read(columns=[self.name]).column(self.name)
+            column = chunked_array(self._parts())
             if not types.is_dictionary(column.type):
                 values: Array = column.to_numpy()
                 return values
@@ -53,6 +55,15 @@ class ParquetColumn:
         with _clear_errors(self.frame.path):
             codes = [part.indices.fill_null(len(part.dictionary)).to_numpy() for part in column.chunks]
             return np.concatenate([some[code] for some, code in zip(texts, codes, strict=True)])
+
+    def _parts(self) -> Iterator[Any]:
+        """Its cells, some at a time: columns may have more than the rows for which the memory was compared."""
+        rows = 0
+        for batch in self.frame.file.iter_batches(_AT_ONCE, columns=[self.name]):
+            rows += len(batch)
+            if rows > len(self):
+                raise ValueError(f"column {self.name!r} has more cells than the file has rows")
+            yield batch.column(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +96,12 @@ def opened(path: Path) -> Iterator[ParquetFrame]:
     with _clear_errors(path):
         file = parquet.ParquetFile(path)
         meta = file.metadata
-        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
-        stored = sum(group.total_byte_size for group in groups)
-        cells = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+        stored = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
         # Of texts, each different one once: a file may hold a long one, and millions of rows with its number.
         flat = [field.name for field in file.schema_arrow if not types.is_nested(field.type)]
         file = parquet.ParquetFile(path, metadata=meta, read_dictionary=flat)
     with file:
-        needed = stored + _PER_CELL * max(cells, meta.num_rows)
+        needed = stored + _PER_CELL * meta.num_rows * meta.num_columns
         memory.require(needed, f"the table in {path}", "Use fewer rows, or leave columns out (drop=…)")
         yield ParquetFrame(path, file)
 

@@ -566,6 +566,10 @@ def read_frame(frame: Frame, choose: Choose, where: str = "the frame") -> Rows:
             continue
         reader = _Reader(name, kinds[name], where, "row")
         values = frame[key].to_numpy()
+        if len(values) != len(places):
+            raise DataError(
+                f"{where} has {len(values)} cells in column {name!r}, and {len(places)} rows", "it is damaged"
+            )
         if values.dtype.kind in "mM":
             raise DataError(f"column {name!r} of {where} has dates or times", *_no_dates(name))
         if values.dtype.kind in "biuf" and kinds[name] is not Kind.TEXT:
