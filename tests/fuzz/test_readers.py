@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedrane.data.tables import from_csv
+from fedrane.data.tabular import from_csv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays

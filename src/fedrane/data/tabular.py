@@ -47,8 +47,8 @@ PARQUET = ".parquet"
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET)
 NONE, MEDIAN = "none", "median"
 IMPUTE = (NONE, MEDIAN)
-CLASSIFICATION = "classification"
-TASKS = (CLASSIFICATION, REGRESSION)
+BY_DATASET = "auto"
+TASKS = (BY_DATASET, REGRESSION)
 
 _MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null"})
 """Cells without a value, in lower case."""
@@ -103,8 +103,8 @@ class TableOptions:
     """Columns of numbers that are categories, a postcode for instance; separated as in ``drop``."""
     impute: str = NONE
     """What replaces missing values: nothing, so that they are an error, or ``median``."""
-    task: str = CLASSIFICATION
-    """Whether the label is a class, or with ``regression`` a number."""
+    task: str = BY_DATASET
+    """With ``regression`` the label is a number, else a class."""
 
     def __post_init__(self) -> None:
         for key, known in (("impute", IMPUTE), ("task", TASKS)):

@@ -122,6 +122,7 @@ def html(
         absent=[part.why for part in parts if isinstance(part, Absent)],
         table=_results(lines),
         targets=list(_targets(lines, target)),
+        measure=measures.NAMES[measures.headline(lines)],
         classes=_classes(lines),
         differing=_differing(lines),
         settings=list(_settings(lines)),
