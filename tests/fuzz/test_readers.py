@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedrane.data.tabular import from_csv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -25,6 +24,7 @@ from contained import examples, used_or_refused
 from damage import as_json, damaged, replaced
 from fedrane.data import cifar, idx, leaf, medmnist, partition, readers, svhn
 from fedrane.data.dataset import Dataset
+from fedrane.data.tabular import from_csv
 
 pytestmark = pytest.mark.slow
 
