@@ -649,6 +649,30 @@ def test_an_objective_that_returns_the_loss_alone_is_one_clear_error(engine: str
         fedrane.run(quick(method=WithoutOutcome(), engine=engine))
 
 
+class WithoutRecord(fedrane.Algorithm):
+    """Forgets what is recorded, or to return anything."""
+
+    def update(self, *given: Any) -> Any:
+        return super().update(*given)[0]
+
+
+class WithoutReturn(fedrane.Algorithm):
+    def aggregate(self, *given: Any) -> Any:
+        super().aggregate(*given)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [
+        (WithoutRecord, r"WithoutRecord\.update returns State of Model, dict"),
+        (WithoutReturn, "aggregate returns NoneType"),
+    ],
+)
+def test_a_server_step_that_returns_something_else_is_one_clear_error(method: Any, returned: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{returned}: the server's next state and what to record are needed"):
+        fedrane.run(quick(method=method()))
+
+
 class NestedRecord(fedrane.Algorithm):
     """Records what cannot be read back."""
 

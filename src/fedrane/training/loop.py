@@ -252,10 +252,11 @@ class TrainingLoop:
         before = self.server.model.params
         clients = trained.cohort.index.tolist()
         if trained.sums:
-            rows, (server, metrics) = trained.sums.finite, trained.sums.update(trained.cohort)
+            rows, after = trained.sums.finite, trained.sums.update(trained.cohort)
         else:
             rows = tree.finite_rows(trained.ups) or [True] * len(clients)
-            server, metrics = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+            after = stage.algorithm.aggregate(self.task, self.server, trained.ups, trained.cohort)
+        server, metrics = _server_step(stage.algorithm, after)
         finite = dict(zip(clients, rows, strict=True))
         kept = {k: state for k, state in trained.client_states.items() if finite[k]}
         broken = [] if tree.finite(kept) else [k for k, state in kept.items() if not tree.finite(state)]
@@ -359,6 +360,21 @@ class TrainingLoop:
             models = {which: calibration._asdict() for which, calibration in calibrations.items()}
             self.folder.write_json(CALIBRATION, {"round": result.round, "models": models})
         return calibrations
+
+
+def _server_step(algorithm: Algorithm, returned: Any) -> tuple[State, Metrics]:
+    """What a method's server step must return; an error if it is something else."""
+    match returned:
+        case (State() as server, dict() as record):
+            return server, record
+    given = type(returned).__name__
+    if isinstance(returned, tuple):
+        given += f" of {', '.join(type(part).__name__ for part in returned)}"
+    raise ConfigError(
+        f"{type(algorithm).__name__}.{'aggregate' if algorithm.sees_uploads else 'update'} returns {given}",
+        "the server's next state and what to record are needed",
+        "Return (server._replace(model=…), {}), or what super() returns",
+    )
 
 
 def _weights(trained: Trained) -> list[float]:
