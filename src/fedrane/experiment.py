@@ -69,8 +69,8 @@ class Experiment:
     """Of a table: ``median`` replaces missing values by the median of the training examples, and
     missing categories by the most frequent; with ``none`` they are an error."""
     task: str = tabular.BY_DATASET
-    """Of a table: ``regression`` reads the label as a number to predict, ``auto`` as a class. Other datasets decide
-    that themselves."""
+    """Of a table: ``regression`` reads the label as a number to predict, ``dataset`` as a class. Other datasets
+    decide that themselves."""
     data_root: str = ""
     """The folder of the known datasets; empty is ``$FEDRANE_DATA``, else ``~/.cache/fedrane``."""
     image_size: int = 0

@@ -47,7 +47,7 @@ PARQUET = ".parquet"
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET)
 NONE, MEDIAN = "none", "median"
 IMPUTE = (NONE, MEDIAN)
-BY_DATASET = "auto"
+BY_DATASET = "dataset"
 TASKS = (BY_DATASET, REGRESSION)
 
 _MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null"})
