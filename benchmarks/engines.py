@@ -54,15 +54,17 @@ def normalised(examples: Dataset) -> tuple[Tensor, Tensor]:
     return (torch.from_numpy(examples.x).float() / 255 - mean) / std, torch.from_numpy(examples.y)
 
 
-def plain_round(model: nn.Module, batches: Batches, sizes: list[int], device: torch.device) -> None:
-    """What a library's FedAvg does in a round."""
+def plain_round(
+    model: nn.Module, batches: Batches, sizes: list[int], device: torch.device, lr: float = 0.05, least: int = 2
+) -> None:
+    """What a library's FedAvg does in a round; a batch of fewer examples than ``least`` is left out."""
     start = copy.deepcopy(model.state_dict())
     total = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in start.items()}
     for k, size in enumerate(sizes):
         model.load_state_dict(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         for x, y in batches(k):
-            if len(y) == 1:  # plain BatchNorm refuses it on a 1 × 1 map
+            if len(y) < least:  # plain BatchNorm refuses a single one on a 1 × 1 map
                 continue
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             optimizer.zero_grad()

@@ -107,6 +107,8 @@ def program(seed: int, x: Tensor) -> Tensor:
         lambda: one().clone().add_(one()),
         lambda: one().clone()[:2].mul_(2).repeat(2, 1),
         lambda: torch.linalg.qr(one())[0] + one()[:1],
+        lambda: (torch.eye(4) + torch.ones(4).cumsum(0)) * one(),
+        lambda: (torch.zeros(4, 4) + torch.eye(4)).add_(one()) + torch.eye(4),
     ]
     for _ in range(25):
         values.append(torch.tanh(makers[pick(len(makers))]()))
@@ -138,6 +140,22 @@ def test_a_long_chain_needs_little_memory() -> None:
         chain()
     calls = replay._reuse_memory(replay._without_copies(recorder.calls), {replay.storage(out)})
     assert len({replay.storage(value) for call in calls for value in call.outputs}) <= 2
+
+
+def test_what_depends_on_constants_alone_is_computed_once() -> None:
+    x, out = torch.zeros(4, 4), torch.zeros(4, 4)
+
+    def work() -> None:
+        mask = torch.ones(4, 4, dtype=torch.bool) & ~torch.eye(4, dtype=torch.bool)
+        out.copy_(x * (mask.to(x.dtype) / mask.sum()))
+
+    recorded = Recording(work, [out])
+    for number in range(3):
+        x.fill_(number)
+        recorded.replay()
+        assert torch.equal(out, number * (1 - torch.eye(4)) / 12)
+    assert recorded.calls is not None
+    assert len(recorded.calls) == 2
 
 
 UPDATES: dict[str, tuple[int, Callable[[Tensor, Tensor], list[Tensor]]]] = {

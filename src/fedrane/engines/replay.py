@@ -183,8 +183,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 def _without_copies(calls: list[_Call]) -> list[_Call]:
     """Without constants, and with results written at once to where they would be copied."""
-    written = {storage(value) for call in calls for value in _written(call.func, call.args, call.kwargs)}
-    calls = [call for call in calls if call.inputs or any(storage(value) in written for value in call.outputs)]
+    calls = _without_constants(calls)
     for at, call in enumerate(calls):
         if call.func is ATEN._foreach_copy_.default:
             pairs = list(zip(*call.args[:2], strict=True))
@@ -192,6 +191,20 @@ def _without_copies(calls: list[_Call]) -> list[_Call]:
             to, values = ([pair[side] for pair in left] for side in (0, 1))
             calls[at] = call._replace(args=(to, values), inputs=[*to, *values])
     return [call for call in calls if call.outputs or call.inputs]
+
+
+def _without_constants(calls: list[_Call]) -> list[_Call]:
+    """Without what is the same each time: results of no tensors, or of such results alone."""
+    written = {storage(value) for call in calls for value in _written(call.func, call.args, call.kwargs)}
+    constants: set[int] = set()
+    left = []
+    for call in calls:
+        made = {storage(value) for value in call.outputs}
+        if made and not made & written and all(storage(value) in constants for value in call.inputs):
+            constants |= made
+        else:
+            left.append(call)
+    return left
 
 
 def _write_directly(calls: list[_Call], at: int, to: Tensor, value: Tensor) -> bool:

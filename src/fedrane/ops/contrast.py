@@ -13,14 +13,13 @@ def discrimination(z: Tensor, augmented: Tensor, mask: Tensor, temperature: floa
 
     Without padding: n anchors, and 2n − 1 terms in each denominator.
     """
-    before, after = normed(z, mask), normed(augmented, mask)
-    among = before @ before.mT / temperature
-    across = before @ after.mT / temperature
+    both = normed(torch.cat([z, augmented]), torch.cat([mask, mask]))
+    scores = both[: len(z)] / temperature @ both.mT
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    others = torch.cat([torch.where(mask & ~itself, among, -torch.inf), torch.where(mask, across, -torch.inf)], -1)
+    others = torch.cat([mask & ~itself, mask.expand_as(itself)], -1)
     # Padding would have an empty denominator: it gets a finite number here and is masked below.
-    others = torch.where(mask[:, None], others, 0)
-    losses = torch.logsumexp(others, -1) - across.diagonal()
+    left_out = torch.where(others | ~mask[:, None], 0, -torch.inf).to(scores.dtype)
+    losses = torch.logsumexp(scores + left_out, -1) - scores[:, len(z) :].diagonal()
     return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1)
 
 

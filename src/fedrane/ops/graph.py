@@ -57,10 +57,12 @@ CHOICES = {"closed_form": ("exact", "paper"), "attention": ("softmax", "dot"), "
 
 
 class _Inverses(NamedTuple):
-    """How M^(-1) and M^(-1/2) of symmetric positive matrices are computed, given M and the mask of its rows."""
+    """How inverses of symmetric positive matrices are computed, given the mask of their rows."""
 
     inverse: Callable[[Tensor, Tensor], Tensor]
-    root: Callable[[Tensor, Tensor], Tensor]
+    """M^(-1)."""
+    root: Callable[[Tensor, float, Tensor], Tensor]
+    """(M + εI)^(-1/2)."""
 
 
 class Relations(NamedTuple):
@@ -76,7 +78,8 @@ class Relations(NamedTuple):
 
 def pearson(features: Tensor, mask: Tensor) -> Tensor:
     """The correlation of each pair of rows; 0 for constant rows and padding."""
-    return normed(features, mask) @ normed(features, mask).mT
+    rows = normed(features, mask)
+    return rows @ rows.mT
 
 
 def normed(features: Tensor, mask: Tensor) -> Tensor:
@@ -84,7 +87,8 @@ def normed(features: Tensor, mask: Tensor) -> Tensor:
     features = torch.where(mask[..., None], features, 0)
     centred = features - features.mean(-1, keepdim=True)
     # A constant row leaves only rounding errors, which are recognised by their size relative to the row.
-    scale = features.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
+    # The result does not depend on that size, so it needs no gradient.
+    scale = features.detach().abs().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
     centred = centred / scale
     length = centred.square().sum(-1, keepdim=True)
     noise = (4 * torch.finfo(features.dtype).eps) ** 2 * features.shape[-1]
@@ -141,8 +145,9 @@ def relations(
         weights, change = on_stack(kernels.relate, square, mask, *settings)
     else:
         weights, change = _alternate(square, mask, strength, alternations, closed_form, floor, tolerance, inverses)
-    weights, size = weights.to(dtype), weights.abs()
-    return Relations(((size + size.mT) / 2).to(dtype), weights, change.to(dtype))
+    weights = weights.to(dtype)
+    size = weights.abs()
+    return Relations((size + size.mT) / 2, weights, change.to(dtype))
 
 
 def _alternate(
@@ -155,37 +160,44 @@ def _alternate(
     tolerance: float,
     inverses: _Inverses,
 ) -> tuple[Tensor, Tensor]:
-    """B for a given PᵀP, and its relative change in the last alternation."""
+    """B for a given PᵀP, and its relative change in the last alternation.
+
+    On a CPU an operation on a matrix this small costs as much as its call, so constants are made once.
+    """
     related = mask & (square.diagonal(dim1=-2, dim2=-1) > 0)  # rounding would relate constant rows to others
-    pairs = (related[..., :, None] & related[..., None, :]).to(square.dtype)
     eye = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
-    penalty = (2 * strength) * eye.expand_as(square)
-    weights = torch.zeros_like(square)
-    change = torch.ones_like(square[..., 0, 0])
-    settled = torch.zeros_like(change, dtype=torch.bool)
-    for number in range(alternations):
-        if number:
-            penalty = (2 * strength) * inverses.root(weights @ weights.mT + floor * eye, mask)
-        new = _solve(square, penalty, eye, mask, closed_form, inverses) * pairs
-        moved = torch.linalg.matrix_norm(new - weights) / torch.linalg.matrix_norm(new).clamp(min=TINY)
-        change = torch.where(settled, change, moved)
-        weights = torch.where(settled[..., None, None], weights, new)
-        settled = settled | (moved < tolerance)
+    # −1 for each pair that may have an edge, 0 for others and on the diagonal: both closed forms begin with a minus.
+    pairs = (related[..., :, None] & related[..., None, :]).to(square.dtype) * (eye - 1)
+    # Where Φ is a multiple of the identity, as at first, both forms are the same.
+    weights = _solve(square, (2 * strength) * eye.expand_as(square), pairs, mask, "paper", inverses)
+    size = torch.linalg.matrix_norm(weights)
+    change = size / size.clamp(min=TINY)
+    for _ in range(alternations - 1):
+        moves = change >= tolerance
+        penalty = inverses.root(weights @ weights.mT, floor, mask) * (2 * strength)
+        new = _solve(square, penalty, pairs, mask, closed_form, inverses)
+        step = new - weights
+        moved = torch.linalg.matrix_norm(step) / torch.linalg.matrix_norm(new).clamp(min=TINY)
+        change = torch.where(moves, moved, change)
+        weights = torch.addcmul(weights, step, moves[..., None, None].to(step.dtype))
     return weights, change
 
 
-def _solve(square: Tensor, penalty: Tensor, eye: Tensor, mask: Tensor, closed_form: str, inverses: _Inverses) -> Tensor:
-    """B for a fixed Φ, with an exactly zero diagonal."""
+def _solve(
+    square: Tensor, penalty: Tensor, pairs: Tensor, mask: Tensor, closed_form: str, inverses: _Inverses
+) -> Tensor:
+    """B for a fixed Φ, times −``pairs``: with an exactly zero diagonal."""
     matrix = square + penalty
     # The possible rounding error, added so that the matrix stays positive in float32 even if the penalty is tiny.
-    matrix = matrix + torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * eye
+    trace = matrix.diagonal(dim1=-2, dim2=-1)
+    trace.add_(torch.finfo(matrix.dtype).eps * trace.sum(-1, keepdim=True))
     inverse = inverses.inverse(matrix, mask)
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     if closed_form == "paper":
-        return -inverse / diagonal[..., None, :] * (1 - eye)
+        return inverse / diagonal[..., None, :] * pairs
     spread = inverse @ penalty
     gamma = (1 - spread.diagonal(dim1=-2, dim2=-1)) / diagonal
-    return -(spread + inverse * gamma[..., None, :]) * (1 - eye)
+    return torch.addcmul(spread, inverse, gamma[..., None, :]) * pairs
 
 
 def inverse_root(matrix: Tensor, mask: Tensor, min_root: float = MIN_ROOT) -> Tensor:
@@ -233,19 +245,23 @@ def _inverse_by_products(matrix: Tensor, mask: Tensor) -> Tensor:
     return root @ root.mT
 
 
+def _root_by_products(matrix: Tensor, floor: float, mask: Tensor) -> Tensor:
+    return inverse_root(matrix + floor * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device), mask)
+
+
 def _inverse_by_lapack(matrix: Tensor, mask: Tensor) -> Tensor:
     """Padding is a diagonal block of both matrices already, so the mask is not needed."""
     inverse: Tensor = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix)[0])
-    return inverse
+    return inverse.mT  # the same matrix by rows, as all others are: mixed layouts cost twice the time
 
 
-def _root_by_lapack(matrix: Tensor, mask: Tensor) -> Tensor:
+def _root_by_lapack(matrix: Tensor, floor: float, mask: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
-    scaled: Tensor = vectors * values.clamp(min=TINY).pow(-0.25)[..., None, :]
+    scaled: Tensor = vectors * (values.clamp(min=0) + floor).pow(-0.25)[..., None, :]
     return scaled @ scaled.mT
 
 
-_BY_PRODUCTS = _Inverses(_inverse_by_products, inverse_root)
+_BY_PRODUCTS = _Inverses(_inverse_by_products, _root_by_products)
 """Captured on a GPU, and with a gradient."""
 _BY_LAPACK = _Inverses(_inverse_by_lapack, _root_by_lapack)
 """In float64, on a CPU, where it takes half the time. ``eigh`` has no gradient where eigenvalues are equal."""
@@ -260,10 +276,11 @@ def effective_rank(weights: Tensor) -> Tensor:
 
 def homophily(adjacency: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """The share of edge weight within classes, divided by the share of pairs within classes: 1 is chance."""
-    others = 1 - torch.eye(len(y), dtype=adjacency.dtype, device=adjacency.device)
-    pairs = (mask[:, None] & mask[None, :]).to(adjacency.dtype) * others
-    same = (y[:, None] == y[None, :]).to(adjacency.dtype) * pairs
-    prior = same.sum() / pairs.sum().clamp(min=1)
+    present = mask.to(adjacency.dtype)
+    examples = present.sum()
+    same = (y[:, None] == y[None, :]).to(adjacency.dtype)
+    within = (present[None, :] @ same @ present[:, None]).sum() - examples  # without an example and itself
+    prior = within / (examples * (examples - 1)).clamp(min=1)
     share = (adjacency * same).sum() / adjacency.sum().clamp(min=TINY)
     return share / prior.clamp(min=TINY)
 
@@ -312,11 +329,13 @@ class MessagePassing(nn.Module):
         for receive, send, value in zip(self.receive, self.send, self.value, strict=True):
             score = receive(h) @ send(h).mT / math.sqrt(self.width)
             if self.attention == "softmax":
-                score = score + torch.log(adjacency.clamp(min=TINY))
-                score = score - torch.where(linked, score, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-                share = torch.where(linked, score.clamp(max=0).exp(), 0)
+                score = score + torch.where(linked, torch.log(adjacency.clamp(min=TINY)), -torch.inf)
+                # The result does not depend on what is subtracted, so it needs no gradient.
+                share = (score - score.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)).exp()
                 score = share / share.sum(-1, keepdim=True).clamp(min=TINY)
-            message = torch.where(linked, score, 0) @ value(h)
+            else:
+                score = torch.where(linked, score, 0)
+            message = score @ value(h)
             h = h + message if self.residual else message
         return h
 
