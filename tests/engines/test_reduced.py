@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -190,11 +191,11 @@ def test_few_results_wait_at_a_time() -> None:
 def test_processes_use_the_same_memory_again() -> None:
     with limited(2):
         engine = Processes(FedAvg(), some_clients(FedAvg()))
-    results = engine.in_order(lambda _, item: torch.full((1000,), item), range(40))
-    for k, result in enumerate(results):
-        assert torch.equal(result, torch.full((1000,), k))
-        files = [fd for fd in Path("/proc/self/fd").iterdir() if "memfd:clients" in os.path.realpath(fd)]
-        assert sum(fd.stat().st_blocks for fd in files) * 512 <= 2 * threaded.AHEAD * 2**14  # of 8000 bytes each
+    with contextlib.closing(engine.in_order(lambda _, item: torch.full((1000,), item), range(40))) as results:
+        for k, result in enumerate(results):
+            assert torch.equal(result, torch.full((1000,), k))
+            files = [fd for fd in Path("/proc/self/fd").iterdir() if "memfd:clients" in os.path.realpath(fd)]
+            assert sum(fd.stat().st_blocks for fd in files) * 512 <= 2 * threaded.AHEAD * 2**14  # of 8000 bytes each
     some = engine.in_order(lambda _, item: item, range(40))
     assert next(some) == 0
     some.close()  # type: ignore[attr-defined]  # the others are not waited for
