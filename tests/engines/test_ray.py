@@ -98,9 +98,20 @@ def two_workers() -> Iterator[None]:
     """Ray takes seconds to start: once for all tests."""
     with ray_workers.opened(gpu=False, workers=2):
         yield
+    _collect()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_for_other_tests() -> Iterator[None]:
+    yield
+    _collect()
+
+
+def _collect() -> None:
+    """What Ray leaves open must not be noticed in another test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        gc.collect()  # what Ray leaves open must not be noticed in another test
+        gc.collect()
 
 
 def same(one: Result, other: Result) -> None:

@@ -246,7 +246,8 @@ for count in (32, 288):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize("engine", slow_except(["threaded"], ["sequential", "stacked", "threaded", "processes"]))
 def test_memory_does_not_grow_with_the_cohort(engine: str) -> None:
-    """Of models of 1.1 MiB, 256 more would be 293 MiB, and twice that while they are stacked."""
+    """Of models of 1.1 MiB, 256 more would be 293 MiB, and twice that while they are stacked. The C library keeps some
+    of what was freed: up to 110 MiB of it were seen, and no more with 256 clients again."""
     if engine == "processes" and impossible():
         pytest.skip(impossible())
     paths = os.pathsep.join(sys.path)
@@ -260,4 +261,4 @@ def test_memory_does_not_grow_with_the_cohort(engine: str) -> None:
     )
     assert not done.returncode, done.stderr
     few, many = map(float, done.stdout.split())
-    assert many - few < 60
+    assert many - few < 160

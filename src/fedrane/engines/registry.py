@@ -67,7 +67,7 @@ def _unknown(name: str) -> ConfigError:
     return ConfigError(f"engine={name!r} is not known", remedy=nearest(name, (AUTO, *ENGINES)))
 
 
-def opened(name: str, federation: Federation, threads: int) -> AbstractContextManager[object]:
+def opened(name: str, federation: Federation, threads: int = 1) -> AbstractContextManager[object]:
     """What an engine of that name needs around its rounds: the nodes of Flower's simulation, or Ray's workers."""
     if name == RAY:
         context: AbstractContextManager[object] = _ray().opened(federation.task.device.type == "cuda", threads)
