@@ -150,7 +150,7 @@ ROUND = 60
 
 
 def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federation) -> None:
-    """The round ends by its timeout with the one that replied; the others come back with their states."""
+    """The round ends by its timeout, or Flower's, with the one that replied; the others come back with their states."""
     dishonest(federation, "faults", HELD, "method=scaffold", "rounds=40", "eval_every=40")
     out, folder = "run-faults", federation.folder / "run-faults"
     hanging, killed = federation.programs["node-1"], federation.programs["node-2"]
@@ -167,8 +167,11 @@ def test_nodes_that_are_killed_or_hang_do_not_stop_the_round(federation: Federat
         until(lambda: federation.rounds(out) >= 2, "the round ends without them")
         line = metrics(folder)[1]
         assert line["cohort"] == [0]
-        assert line["refused"] == dict.fromkeys("12", f"no reply within {ROUND} s")
-        assert line["seconds"] >= ROUND
+        assert line["refused"].keys() == {"1", "2"}
+        late = f"no reply within {ROUND} s"
+        # Flower may notice sooner that a node's heartbeat is missing, after up to a minute.
+        assert all(why == late or "Node Unavailable" in why for why in line["refused"].values())
+        assert line["seconds"] >= ROUND or late not in line["refused"].values()
         for client in clients:
             (client / "hold").unlink()
         hanging.send(signal.SIGCONT)
